@@ -1,0 +1,59 @@
+# make demo    the demo, from nothing
+# make test    linters, type checkers, tests, from nothing
+# make bench MODEL=...   how fast a cancel is
+#
+# PYTHON=python3.13 picks the interpreter, VENV=folder the virtual environment.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+
+PACKAGES := trionnx trionnx/gpu trionnx/actors trionnx/scheduler tests examples benchmarks
+
+MODEL ?= ppocrv4_rec
+BENCH ?=
+
+.PHONY: help setup setup-dev vulkan demo test lint pytest bench clean
+
+help:
+	@sed -n '1,5{s/^# \{0,1\}//;p}' Makefile
+
+vulkan:
+	@.ci/vulkan
+
+setup: vulkan $(VENV)/.stamp-run
+
+setup-dev: vulkan $(VENV)/.stamp-dev
+
+$(VENV)/.stamp-run: pyproject.toml .ci/venv
+	@PYTHON="$(PYTHON)" .ci/venv "$(VENV)" "cpu,examples"
+	@touch $@
+
+$(VENV)/.stamp-dev: pyproject.toml .ci/venv
+	@PYTHON="$(PYTHON)" .ci/venv "$(VENV)" "dev"
+	@touch $@ $(VENV)/.stamp-run
+
+demo: setup
+	@$(RUN) examples/demo.py
+
+lint: setup-dev
+	$(BIN)/ruff check $(PACKAGES)
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(RUN)
+	$(BIN)/lint-imports
+
+pytest: setup-dev
+	$(RUN) -m pytest
+
+test: lint pytest
+
+bench: setup
+	$(RUN) benchmarks/cancel.py $(MODEL) $(BENCH)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,279 @@
+"""An actor: the one Trio task that owns an engine, takes messages from a mailbox and hands replies back.
+
+Rules of this file: it knows no policy and no blocks. It does not count what is in flight and does
+not decide what is sent next. An error of one request goes to who asked; only a bug ends the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import trio
+
+from ..gpu.engine import Engine
+from ..gpu.errors import RunStopped
+from ..gpu.seam import (
+    Begin,
+    Begun,
+    BlockView,
+    Counts,
+    Done,
+    Dropped,
+    Ended,
+    Explained,
+    Failed,
+    Finished,
+    Load,
+    Loaded,
+    Outputs,
+    Progress,
+    Read,
+    Reply,
+    Segment,
+)
+
+__all__ = ["CLOSE_BOUND_S", "Actor", "run_actor"]
+
+CLOSE_BOUND_S = 10.0
+"""How long an engine's answer to close is waited for, in seconds, before it is abandoned."""
+
+OnReply = Callable[[Reply], None]
+OnProgress = Callable[[str, int, int], None]
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class _Request:
+    """One message: how it is sent, who hears the reply, and the reply where its run has been stopped."""
+
+    __slots__ = ("on_reply", "refusal", "run", "send")
+
+    def __init__(
+        self,
+        send: Callable[[Engine, Done], None],
+        on_reply: OnReply,
+        run: int | None = None,
+        refusal: Reply | None = None,
+    ) -> None:
+        self.send, self.on_reply, self.run, self.refusal = send, on_reply, run, refusal
+
+
+class Actor:
+    """The handle on an actor. Made by `run_actor`; used from its Trio run, `stop_nowait` from any thread.
+
+    Attributes:
+        loaded: what the engine said of the session.
+        closed: set once the engine was given back, or abandoned.
+    """
+
+    loaded: Loaded
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._token = trio.lowlevel.current_trio_token()
+        self._outbox, self._mailbox = trio.open_memory_channel[_Request](math.inf)
+        self._serving = trio.CancelScope()
+        self._pending: set[_Request] = set()
+        self._stopped: dict[int, bool] = {}
+        self._open = True
+        self._abandoned = False
+        self._bug: BaseException | None = None
+        self.closed = trio.Event()
+
+    # --- what the scheduler sends ---------------------------------------------------------------
+
+    def submit_nowait(self, segment: Segment, on_reply: OnReply) -> None:
+        """Hand a segment over. `on_reply` hears Fenced, Dropped or Failed, once, on the Trio thread."""
+        dropped = Dropped(segment.run, segment.seq)
+        self._post(_Request(lambda engine, done: engine.submit(segment, done), on_reply, segment.run, dropped))
+
+    async def begin(self, run: int, feeds: Mapping[str, Any], wanted: tuple[str, ...]) -> BlockView | Finished:
+        """Start a run and give its first block.
+
+        Raises:
+            Exception: what the engine failed with; `RunStopped` where the run was stopped.
+
+        **Cancellation:** the engine goes on with it; follow with `stop_nowait` and `end`.
+        """
+        request = Begin(run, feeds, wanted)
+        self._stopped[run] = False
+        return (await self._ask(Begun, lambda engine, done: engine.begin(request, done), run)).block
+
+    async def read(self, run: int, names: tuple[str, ...]) -> Mapping[str, Any]:
+        """Bring outputs of a finished run back.
+
+        Raises:
+            Exception: what the engine failed with; `RunStopped` where the run was stopped.
+
+        **Cancellation:** the reply is dropped when it comes; follow with `stop_nowait` and `end`.
+        """
+        request = Read(run, names)
+        return (await self._ask(Outputs, lambda engine, done: engine.read(request, done), run)).values
+
+    async def end(self, run: int) -> Counts:
+        """Wait until nothing of the run is in flight, and forget it.
+
+        **Cancellation:** the engine forgets the run all the same, when it can.
+        """
+        try:
+            return (await self._ask(Ended, lambda engine, done: engine.end(run, done))).counts
+        finally:
+            self._stopped.pop(run, None)
+
+    def stop_nowait(self, run: int) -> None:
+        """Stop a run: one-way, at once, ahead of the mailbox. Thread-safe; no effect on a run that is over."""
+        if run in self._stopped:
+            self._stopped[run] = True
+            self._engine.stop(run)
+
+    def explain(self) -> tuple[Explained, ...]:
+        """Where each node of the newest plan runs."""
+        return self._engine.explain()
+
+    def close_nowait(self, *, abandon: bool = False) -> None:
+        """Let the task give the engine back, and end. `closed` tells when.
+
+        Args:
+            abandon: do not wait for the engine's answer; for an engine that hangs.
+        """
+        self._abandoned = self._abandoned or abandon
+        self._outbox.close()
+
+    # --- the task -------------------------------------------------------------------------------
+
+    async def _load(self, request: Load, on_progress: OnProgress | None) -> None:
+        heard: deque[Progress | Reply] = deque()
+        news = trio.Event()
+
+        def hear(item: Progress | Reply) -> None:
+            heard.append(item)
+            news.set()
+
+        def progress(item: Progress) -> None:
+            if on_progress is not None:
+                with contextlib.suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(hear, item)
+
+        load = _Request(lambda engine, done: engine.load(request, done, progress), hear)
+        self._pending.add(load)
+        self._send(load)
+        while True:
+            await news.wait()
+            news = trio.Event()
+            while heard:
+                item = heard.popleft()
+                if isinstance(item, Progress):
+                    assert on_progress is not None
+                    on_progress(item.phase, item.done, item.total)
+                else:
+                    self.loaded = _expect(Loaded, item)
+                    return
+
+    async def _serve(self) -> None:
+        with self._serving:
+            async for request in self._mailbox:
+                if request.refusal is not None and request.run is not None and self._stopped.get(request.run, True):
+                    self._deliver(request, request.refusal)
+                else:
+                    self._send(request)
+        if self._bug is not None:
+            raise self._bug
+
+    async def _shut(self) -> None:
+        self._open = False
+        self._outbox.close()
+        try:
+            closing = trio.Event()
+            request = _Request(lambda engine, done: engine.close(done), lambda reply: closing.set())
+            self._pending.add(request)
+            self._send(request)
+            if not self._abandoned:
+                with trio.move_on_after(CLOSE_BOUND_S, shield=True):
+                    await closing.wait()
+        finally:
+            for left in tuple(self._pending):
+                self._deliver(left, Failed(trio.ClosedResourceError("the session was closed")))
+            self.closed.set()
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _post(self, request: _Request) -> None:
+        self._pending.add(request)
+        try:
+            self._outbox.send_nowait(request)
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            self._deliver(request, Failed(trio.ClosedResourceError("the session was closed")))
+
+    async def _ask(self, kind: type[ReplyT], send: Callable[[Engine, Done], None], run: int | None = None) -> ReplyT:
+        answered = trio.Event()
+        replies: list[Reply] = []
+
+        def on_reply(reply: Reply) -> None:
+            replies.append(reply)
+            answered.set()
+
+        self._post(_Request(send, on_reply, run, None if run is None else Failed(RunStopped())))
+        await answered.wait()
+        return _expect(kind, replies[0])
+
+    def _send(self, request: _Request) -> None:
+        def done(reply: Reply) -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._deliver, request, reply)
+
+        try:
+            request.send(self._engine, done)
+        except Exception as error:
+            self._deliver(request, Failed(error))
+
+    def _deliver(self, request: _Request, reply: Reply) -> None:
+        """Runs as a callback of the Trio token: an exception here would take the whole Trio run down."""
+        if request not in self._pending:
+            return
+        self._pending.discard(request)
+        try:
+            request.on_reply(reply)
+        except BaseException as error:
+            self._bug = error
+            self._serving.cancel()
+
+
+def _expect(kind: type[ReplyT], reply: Reply) -> ReplyT:
+    if isinstance(reply, Failed):
+        raise reply.error
+    if not isinstance(reply, kind):
+        raise TypeError(f"the engine answered {type(reply).__name__}, not {kind.__name__}")
+    return reply
+
+
+async def run_actor(
+    make: Callable[[], Engine],
+    request: Load,
+    on_progress: OnProgress | None = None,
+    *,
+    task_status: trio.TaskStatus[Actor] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be an actor: make the engine, load, then serve until closed. For `nursery.start`, which gives the `Actor`.
+
+    Args:
+        make: makes the engine; returns at once.
+        request: what to load.
+        on_progress: called with (phase, done, total) during the load, on the Trio thread; what it
+            raises ends the load and is raised here.
+        task_status: told the handle once the session is loaded, not before.
+
+    Raises:
+        Exception: until `started()`, what the engine failed to load with.
+
+    **Cancellation:** the engine is closed, shielded, for at most `CLOSE_BOUND_S` seconds.
+    """
+    actor = Actor(make())
+    try:
+        await actor._load(request, on_progress)
+        task_status.started(actor)
+        await actor._serve()
+    finally:
+        await actor._shut()

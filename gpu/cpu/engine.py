@@ -1,0 +1,313 @@
+"""The engine that computes on the CPU: ONNX Runtime's CPU provider, a whole model as one opaque step.
+
+Rules of this file:
+1. ONNX Runtime is called on the engine's own thread only, but for `RunOptions.terminate`, which
+   `stop` and `close` set from wherever they are called: that is what ONNX Runtime allows, and
+   what stops a run between two of its nodes.
+2. What a run is, the calling thread and the engine's thread both see: it is changed under the
+   lock.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import InvalidInput, NoAdapter, RunStopped
+from ..graph.model import Graph
+from ..graph.read import read_model
+from ..seam import (
+    Begin,
+    Begun,
+    BlockView,
+    Closed,
+    Counts,
+    Done,
+    Dropped,
+    Ended,
+    Explained,
+    Failed,
+    Fenced,
+    Load,
+    Loaded,
+    Outputs,
+    Progress,
+    Read,
+    Reply,
+    Segment,
+    StepView,
+)
+from .faults import load_fault, run_fault
+
+__all__ = ["MISSING", "OrtCpuEngine", "is_installed"]
+
+MISSING = "the cpu back end needs ONNX Runtime: pip install 'trionnx[cpu]'"
+
+_COSTS = 64
+
+
+def is_installed() -> bool:
+    """Whether ONNX Runtime can be imported here. Does not import it."""
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
+@dataclass(slots=True)
+class _Run:
+    stopped: bool = False
+    options: Any = None
+    feeds: dict[str, Any] = field(default_factory=dict)
+    wanted: tuple[str, ...] = ()
+    outputs: dict[str, Any] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+
+
+class OrtCpuEngine:
+    """ONNX Runtime's CPU provider behind the `Engine` protocol.
+
+    A run is one step that cannot be cut. `stop` sets ONNX Runtime's own terminate flag, which it
+    reads between two nodes.
+
+    Args:
+        cpu_threads: how many threads compute, where `Load.cpu_threads` does not say; None: one per
+            core that this process may use.
+    """
+
+    def __init__(self, *, cpu_threads: int | None = None) -> None:
+        self._cpu_threads = cpu_threads
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._runs: dict[int, _Run] = {}
+        self._costs: dict[Any, float] = {}
+        self._explained: tuple[Explained, ...] = ()
+        self._session: Any = None
+        self._new_options: Any = None
+        self._load_options: Any = None
+        self._closing = False
+        self._closed = False
+        self._closers: list[Done] = []
+        self._thread = threading.Thread(target=self._work, name="trionnx cpu", daemon=True)
+        self._thread.start()
+
+    def load(self, request: Load, done: Done, progress: Callable[[Progress], None]) -> None:
+        """Make the session: phases "read" and "compile"."""
+        self._ask(lambda: self._load(request, progress), done)
+
+    def begin(self, request: Begin, done: Done) -> None:
+        """Take the feeds; ONNX Runtime checks them when it runs. The block is one opaque step."""
+        with self._lock:
+            run = _Run(stopped=self._closing)
+            if not self._closed:
+                self._runs[request.run] = run
+        self._ask(lambda: self._begin(run, request), done)
+
+    def submit(self, segment: Segment, done: Done) -> None:
+        """Run the model. Failed(RunStopped()) where it was stopped in the middle."""
+        self._ask(lambda: self._submit(segment), done)
+
+    def stop(self, run: int) -> None:
+        """Set the terminate flag of the run."""
+        with self._lock:
+            if (found := self._runs.get(run)) is not None:
+                self._terminate(found)
+
+    def read(self, request: Read, done: Done) -> None:
+        """Hand the outputs over."""
+        self._ask(lambda: self._read(request), done)
+
+    def end(self, run: int, done: Done) -> None:
+        """Forget the run."""
+        self._ask(lambda: self._end(run), done)
+
+    def explain(self) -> tuple[Explained, ...]:
+        """Every node is "opaque"."""
+        return self._explained
+
+    def close(self, done: Done) -> None:
+        """Terminate every run, cancel a load under way, end the thread."""
+        with self._lock:
+            if not self._closed:
+                self._closers.append(done)
+                if len(self._closers) == 1:
+                    self._closing = True
+                    for run in self._runs.values():
+                        self._terminate(run)
+                    if self._load_options is not None:
+                        self._load_options.set_load_cancellation_flag(True)
+                    self._jobs.put(self._finish)
+                return
+        done(Closed())
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _ask(self, work: Callable[[], Reply], done: Done) -> None:
+        def job() -> None:
+            try:
+                reply = work()
+            except Exception as error:
+                reply = Failed(error)
+            done(reply)
+
+        with self._lock:
+            if not self._closed:
+                self._jobs.put(job)
+                return
+        job()
+
+    def _work(self) -> None:
+        while not self._closed:
+            self._jobs.get()()
+        while not self._jobs.empty():
+            self._jobs.get()()
+        closers, self._closers = self._closers, []
+        for done in closers:
+            done(Closed())
+
+    def _finish(self) -> None:
+        self._session = None
+        with self._lock:
+            self._closed = True
+            self._runs.clear()
+
+    # --- requests, on the thread --------------------------------------------------------------
+
+    def _load(self, request: Load, progress: Callable[[Progress], None]) -> Reply:
+        if not is_installed():
+            return Failed(NoAdapter(MISSING))
+        import onnxruntime as ort
+
+        source = request.source.read() if hasattr(request.source, "read") else request.source
+        model = read_model(
+            source,
+            check=self._check_open,
+            progress=lambda phase, done, total: progress(Progress(phase, done, total)),
+            optimise=False,
+        )
+        shapes = request.input_shapes or {}
+        known = {info.name for info in (*model.inputs, *model.overridable)}
+        for name in shapes:
+            if name not in known:
+                raise InvalidInput(name, "one of the inputs " + ", ".join(map(repr, sorted(known))), "a shape for it")
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = request.cpu_threads or self._cpu_threads or _cores()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        with self._lock:
+            if self._closing:
+                raise RunStopped
+            self._load_options = options
+        progress(Progress("compile", 0, 1))
+        try:
+            session = ort.InferenceSession(_file(source), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            self._check_open()
+            raise load_fault(error, model, _label(source)) from None
+        finally:
+            with self._lock:
+                self._load_options = None
+        progress(Progress("compile", 1, 1))
+        self._new_options = ort.RunOptions
+        self._explained = tuple(_explain(model.graph))
+        loaded = Loaded(
+            inputs=model.inputs,
+            outputs=model.outputs,
+            overridable=model.overridable,
+            metadata=model.metadata,
+            backend="cpu",
+            adapter=f"ONNX Runtime {ort.__version__}, {options.intra_op_num_threads} threads",
+            providers=tuple(session.get_providers()),
+        )
+        self._session = session
+        return loaded
+
+    def _begin(self, run: _Run, request: Begin) -> Reply:
+        if self._session is None:
+            raise RunStopped
+        run.feeds, run.wanted = dict(request.feeds), request.wanted
+        options = self._new_options()
+        options.log_severity_level = 4
+        with self._lock:
+            if run.stopped:
+                raise RunStopped
+            run.options = options
+        cost = self._costs.get(_shapes(run.feeds), 0.0)
+        return Begun(request.run, BlockView(0, (StepView("opaque", cost_s=cost),)))
+
+    def _submit(self, segment: Segment) -> Reply:
+        run, session = self._runs[segment.run], self._session
+        with self._lock:
+            if run.stopped:
+                run.counts = replace(run.counts, dropped=run.counts.dropped + 1)
+                return Dropped(segment.run, segment.seq)
+            run.counts = replace(run.counts, submitted=run.counts.submitted + 1)
+        start = time.perf_counter()
+        try:
+            values = session.run(list(run.wanted), run.feeds, run.options) if run.wanted else []
+        except Exception as error:
+            if run.stopped:
+                raise RunStopped from None
+            raise run_fault(error) from None
+        finally:
+            run.counts = replace(run.counts, finished=run.counts.finished + 1)
+        seconds = time.perf_counter() - start
+        if len(self._costs) >= _COSTS:
+            self._costs.clear()
+        self._costs[_shapes(run.feeds)] = seconds
+        run.outputs = dict(zip(run.wanted, values, strict=True))
+        return Fenced(segment.run, segment.seq, gpu_s=seconds, ready=run.wanted)
+
+    def _read(self, request: Read) -> Reply:
+        run = self._runs.get(request.run)
+        if run is None or run.stopped:
+            raise RunStopped
+        return Outputs(request.run, {name: run.outputs[name] for name in request.names})
+
+    def _end(self, number: int) -> Reply:
+        with self._lock:
+            run = self._runs.pop(number, None)
+        return Ended(number, Counts() if run is None else run.counts)
+
+    def _terminate(self, run: _Run) -> None:
+        """Under the lock."""
+        run.stopped = True
+        if run.options is not None:
+            run.options.terminate = True
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise RunStopped
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _file(source: Any) -> str | bytes:
+    """What ONNX Runtime reads a model from."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    return bytes(source.SerializeToString())
+
+
+def _label(source: Any) -> str:
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else "the model"
+
+
+def _shapes(feeds: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, getattr(value, "shape", None)) for name, value in sorted(feeds.items()))
+
+
+def _explain(graph: Graph) -> Iterator[Explained]:
+    for node in graph.nodes:
+        yield Explained(node.name, node.op, "opaque", "ONNX Runtime's CPU provider runs the whole model")
+        for nested in node.graphs():
+            yield from _explain(nested)

@@ -1,0 +1,139 @@
+"""Which GPUs there are, and which one to use.
+
+Everything here may block for as long as the drivers like: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import NoAdapter
+from ..graph.target import Target
+
+__all__ = ["DRIVER_LOCK", "AdapterInfo", "adapter_features", "choose_adapter", "list_adapters", "target_of"]
+
+DRIVER_LOCK = threading.Lock()
+"""Held while a process-wide thing of the drivers is made: instance, device, pipeline (they crash side by side)."""
+
+HOW_TO_GET_ONE = (
+    "Install a Vulkan driver (on Debian or Ubuntu `apt-get install mesa-vulkan-drivers libvulkan1` "
+    "gives a software GPU), "
+    "or `pip install 'trionnx[cpu]'` and use backend=\"cpu\"."
+)
+NEEDED = "immediates"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """One adapter.
+
+    Attributes:
+        index: its place in the list; stable while the drivers stay the same.
+        name: the device's name. driver: the driver's name and version, as far as it tells.
+        backend: "Vulkan", "Metal" or "D3D12".
+        kind: "hardware" or "software" (a driver that computes on the CPU).
+        identity: a text that tells adapters of one machine apart.
+    """
+
+    index: int
+    name: str
+    driver: str
+    backend: str
+    kind: Literal["hardware", "software"]
+    identity: str
+    _adapter: Any = field(repr=False, compare=False, default=None)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.backend}, {self.kind})"
+
+
+def list_adapters() -> list[AdapterInfo]:
+    """The adapters that can run compute shaders as this package needs them, as the drivers list them.
+
+    May block for as long as the drivers do.
+    """
+    with DRIVER_LOCK:
+        import wgpu
+
+        found = wgpu.gpu.enumerate_adapters_sync()
+    infos: list[AdapterInfo] = []
+    for adapter in found:
+        info = adapter.info
+        if info["backend_type"] == "OpenGL" or NEEDED not in adapter.features:
+            continue
+        software = info["adapter_type"] == "CPU"
+        identity = f"{info['device']}|{info['description']}|{info['vendor_id']:x}:{info['device_id']:x}|{len(infos)}"
+        infos.append(
+            AdapterInfo(
+                len(infos),
+                info["device"] or info["description"] or "unnamed adapter",
+                info["description"] or info["vendor"],
+                info["backend_type"],
+                "software" if software else "hardware",
+                identity,
+                adapter,
+            )
+        )
+    return infos
+
+
+def choose_adapter(
+    selector: str | int | None = None,
+    kinds: Sequence[str] = ("hardware", "software"),
+    adapters: Sequence[AdapterInfo] | None = None,
+) -> AdapterInfo:
+    """Pick an adapter.
+
+    Args:
+        selector: an index, a part of the name (upper and lower case alike), or None: the first
+            hardware adapter, else the first software adapter. None reads TRIONNX_ADAPTER.
+        kinds: which kinds will do.
+        adapters: to choose from; default: `list_adapters()`.
+
+    Raises:
+        NoAdapter: nothing fits; the message says what there is and how to get one.
+    """
+    if selector is None:
+        selector = os.environ.get("TRIONNX_ADAPTER") or None
+    there = list_adapters() if adapters is None else list(adapters)
+    fits = [a for a in there if a.kind in kinds]
+    if selector is not None:
+        text = str(selector)
+        if text.isdigit():
+            fits = [a for a in fits if a.index == int(text)]
+        else:
+            fits = [a for a in fits if text.lower() in f"{a.name} {a.driver}".lower()]
+    if not fits:
+        listed = ", ".join(f"{a.index}: {a}" for a in there) or "none at all"
+        wanted = (
+            f"no adapter fits {selector!r}" if selector is not None else f"no {' or '.join(kinds)} adapter was found"
+        )
+        raise NoAdapter(f"{wanted}; there are: {listed}. {HOW_TO_GET_ONE}")
+    return min(fits, key=lambda a: (a.kind != "hardware", a.index))
+
+
+def adapter_features(info: AdapterInfo) -> list[str]:
+    """The features to ask the device for: what is needed, and what helps where it is offered."""
+    return [NEEDED, *(f for f in ("timestamp-query",) if f in info._adapter.features)]
+
+
+def target_of(info: AdapterInfo) -> Target:
+    """The facts that kernels choose their variants by."""
+    limits = info._adapter.limits
+    buffers = min(int(limits["max-storage-buffers-per-shader-stage"]), 10)
+    binding = min(int(limits["max-storage-buffer-binding-size"]), int(limits["max-buffer-size"]))
+    if info.kind == "software":
+        return Target(max_storage_buffers=buffers, max_binding_bytes=binding, width=max(1, os.cpu_count() or 1))
+    return Target(
+        cpu=False,
+        flops_per_s=1e12,
+        bytes_per_s=1e11,
+        overhead_s=5e-6,
+        max_storage_buffers=buffers,
+        max_binding_bytes=binding,
+        width=64,
+    )

@@ -1,0 +1,213 @@
+"""One wgpu device: buffers, pipelines, uploads, read-back. Used by one thread, that of its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeviceLost
+from ..kernels.kernel import Program
+from .adapters import DRIVER_LOCK, AdapterInfo, adapter_features, target_of
+
+__all__ = ["Device", "Pipeline"]
+
+PIECE = 4 << 20
+"""Bytes that are uploaded or read back between two looks at whether to go on."""
+
+STORAGE, UNIFORM, COPY_SRC, COPY_DST, MAP_READ = 0x80, 0x40, 0x4, 0x8, 0x1
+COMPUTE = 0x4
+Check = Callable[[], None]
+
+
+class Pipeline:
+    """A compiled program."""
+
+    __slots__ = ("handle", "layout", "native", "program", "warm")
+
+    def __init__(self, program: Program, native: Any, layout: Any) -> None:
+        self.program, self.native, self.layout = program, native, layout
+        self.handle = native._internal
+        self.warm = False
+
+
+class Device:
+    """A device and what lives as long as it does.
+
+    Attributes:
+        info: its adapter. target: facts for kernels. bytes: device memory that is allocated now.
+    """
+
+    def __init__(self, info: AdapterInfo) -> None:
+        from wgpu.backends.wgpu_native import _api, ffi, lib
+
+        self.info, self.target = info, target_of(info)
+        self.lib, self.ffi, self.safe = lib, ffi, _api.libf
+        self.bytes = 0
+        limits = {
+            "max-immediate-size": 16,
+            "max-storage-buffers-per-shader-stage": self.target.max_storage_buffers,
+            "max-storage-buffer-binding-size": self.target.max_binding_bytes,
+            "max-buffer-size": info._adapter.limits["max-buffer-size"],
+        }
+        with DRIVER_LOCK:
+            self.native = info._adapter.request_device_sync(
+                label="trionnx", required_features=adapter_features(info), required_limits=limits
+            )
+        self.handle = self.native._internal
+        self.queue = self.native.queue._internal
+        self._pipelines: dict[Program, Pipeline] = {}
+        self._layouts: dict[tuple[bool, int, int], tuple[Any, Any]] = {}
+        self._staging: Any = None
+        self._mapped: list[int] = []
+
+        def mapped(status: int, _message: Any, _one: Any, _two: Any) -> None:
+            self._mapped.append(status)
+
+        signature = "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)"
+        self._map_callback = ffi.callback(signature, mapped)
+        self._align = int(self.native.limits["min-uniform-buffer-offset-alignment"])
+
+    @property
+    def pipelines(self) -> int:
+        """How many pipelines have been made."""
+        return len(self._pipelines)
+
+    # --- buffers ------------------------------------------------------------------------------
+
+    def buffer(self, nbytes: int, usage: int = STORAGE | COPY_SRC | COPY_DST) -> Any:
+        """A new buffer. Raises OutOfDeviceMemory (translated by the engine)."""
+        made = self.native.create_buffer(size=nbytes, usage=usage)
+        self.bytes += nbytes
+        return made
+
+    def release(self, buffer: Any) -> None:
+        """Give a buffer back at once; nothing in flight may use it."""
+        self.bytes -= buffer.size
+        buffer.destroy()
+
+    def write(self, buffer: Any, offset: int, array: np.ndarray[Any, Any], check: Check) -> None:
+        """Copy an array's bytes (contiguous, a multiple of 4) into a buffer, in pieces; ordered with submissions."""
+        data = array.reshape(-1).view(np.uint8).data
+        for start in range(0, len(data), PIECE):
+            if start:
+                check()
+            piece = data[start : start + PIECE]
+            self.safe.wgpuQueueWriteBuffer(
+                self.queue, buffer._internal, offset + start, self.ffi.from_buffer(piece), len(piece)
+            )
+            if start and start % (8 * PIECE) == 0:
+                self.submit(self.finish(self.encoder()))
+                self.wait(None)
+
+    def read(self, buffer: Any, nbytes: int, check: Check) -> bytearray:
+        """A buffer's first bytes, once all that was submitted has finished; in pieces."""
+        out = bytearray(nbytes)
+        for start in range(0, nbytes, PIECE):
+            check()
+            size = min(PIECE, nbytes - start)
+            self._read_piece(buffer, start, size, memoryview(out)[start : start + size])
+        return out
+
+    def _read_piece(self, buffer: Any, start: int, size: int, into: memoryview) -> None:
+        padded = (size + 3) // 4 * 4
+        if self._staging is None or self._staging.size < padded:
+            if self._staging is not None:
+                self.release(self._staging)
+            self._staging = self.buffer(max(padded, 1 << 16), MAP_READ | COPY_DST)
+        staging = self._staging._internal
+        encoder = self.encoder()
+        self.lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer._internal, start, staging, 0, padded)
+        self.submit(self.finish(encoder))
+        self._mapped.clear()
+        info = self.ffi.new("WGPUBufferMapCallbackInfo *")
+        info.mode, info.callback = self.lib.WGPUCallbackMode_AllowProcessEvents, self._map_callback
+        self.safe.wgpuBufferMapAsync(staging, self.lib.WGPUMapMode_Read, 0, padded, info[0])
+        self.wait(None)
+        if self._mapped != [self.lib.WGPUMapAsyncStatus_Success]:
+            raise DeviceLost("the device did not give its results back")
+        pointer = self.safe.wgpuBufferGetConstMappedRange(staging, 0, padded)
+        into[:] = self.ffi.buffer(pointer, padded)[:size]
+        self.safe.wgpuBufferUnmap(staging)
+
+    # --- pipelines ----------------------------------------------------------------------------
+
+    def pipeline(self, program: Program) -> Pipeline:
+        """The pipeline of a program: made once per device."""
+        made = self._pipelines.get(program)
+        if made is None:
+            with DRIVER_LOCK:
+                group_layout, layout = self._layout(program)
+                module = self.native.create_shader_module(label=program.name, code=program.wgsl)
+                native = self.native.create_compute_pipeline(
+                    label=program.name, layout=layout, compute={"module": module, "entry_point": "main"}
+                )
+            made = self._pipelines[program] = Pipeline(program, native, group_layout)
+        return made
+
+    def _layout(self, program: Program) -> tuple[Any, Any]:
+        key = (bool(program.params), program.reads, program.writes)
+        if key not in self._layouts:
+            kinds = ["uniform"] * key[0] + ["read-only-storage"] * key[1] + ["storage"] * key[2]
+            entries = [{"binding": n, "visibility": COMPUTE, "buffer": {"type": kind}} for n, kind in enumerate(kinds)]
+            group = self.native.create_bind_group_layout(entries=entries)
+            whole = self.native.create_pipeline_layout(bind_group_layouts=[group], immediate_size=4)
+            self._layouts[key] = group, whole
+        return self._layouts[key]
+
+    def bind(self, pipeline: Pipeline, params: Any, params_offset: int, buffers: list[tuple[Any, int]]) -> Any:
+        """A bind group: the parameters, then buffers, of each the given number of bytes."""
+        resources: list[dict[str, Any]] = []
+        if pipeline.program.params:
+            size = (len(pipeline.program.params) * 4 + 15) // 16 * 16
+            resources.append({"buffer": params, "offset": params_offset, "size": size})
+        resources += [{"buffer": b, "offset": 0, "size": size} for b, size in buffers]
+        return self.native.create_bind_group(
+            layout=pipeline.layout, entries=[{"binding": n, "resource": r} for n, r in enumerate(resources)]
+        )
+
+    def align(self, nbytes: int) -> int:
+        """The next offset at which uniform parameters may lie."""
+        return (nbytes + self._align - 1) // self._align * self._align
+
+    # --- the queue ----------------------------------------------------------------------------
+
+    def encoder(self) -> Any:
+        """A raw command encoder."""
+        return self.lib.wgpuDeviceCreateCommandEncoder(self.handle, self.ffi.NULL)
+
+    def finish(self, encoder: Any) -> Any:
+        """A raw command buffer; the encoder is gone. Raises wgpu's errors for what was encoded."""
+        try:
+            return self.safe.wgpuCommandEncoderFinish(encoder, self.ffi.NULL)
+        finally:
+            self.lib.wgpuCommandEncoderRelease(encoder)
+
+    def drop(self, commands: Any) -> None:
+        """Give up a command buffer that is not to be submitted."""
+        self.lib.wgpuCommandBufferRelease(commands)
+
+    def submit(self, commands: Any) -> Any:
+        """Submit one command buffer and return the number to wait for. May block while the driver does."""
+        array = self.ffi.new("WGPUCommandBuffer[1]", [commands])
+        try:
+            return self.safe.wgpuQueueSubmitForIndex(self.queue, 1, array)
+        finally:
+            self.lib.wgpuCommandBufferRelease(commands)
+
+    def wait(self, submission: Any) -> None:
+        """Block until one submission has finished, or, with None, all of them."""
+        index = self.ffi.NULL if submission is None else self.ffi.new("WGPUSubmissionIndex *", submission)
+        self.safe.wgpuDevicePoll(self.handle, True, index)
+
+    def close(self) -> None:
+        """Give the device back with all that was made on it."""
+        self._pipelines.clear()
+        self._layouts.clear()
+        if self._staging is not None:
+            self.release(self._staging)
+            self._staging = None
+        with DRIVER_LOCK:
+            self.native.destroy()
+            self.native._release()

@@ -1,0 +1,279 @@
+"""Turns a block of steps into device objects, once: pipelines, bind groups, buffers, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..graph.memory import Slot, touched
+from ..graph.planner import Block
+from ..graph.steps import Copy, Dispatch
+from ..graph.tensor import Storage
+from ..seam import BlockView, Finished, Segment, StepView
+from .device import COPY_DST, UNIFORM, Check, Device, Pipeline
+from .pool import Pool
+
+__all__ = ["Realised", "Realiser"]
+
+
+@dataclass(eq=False, slots=True)
+class Realised:
+    """The device's side of a block.
+
+    Attributes:
+        calls: per step what encoding needs: a dispatch (pipeline, bind group, workgroups), a copy
+            (source, offset, target, offset, bytes), None for a host step.
+        costs: seconds per step, estimated first, then learned.
+        learned: whether a step's cost has been measured yet.
+    """
+
+    calls: list[Any]
+    costs: list[float]
+    learned: list[bool]
+    kinds: list[str]
+    units: list[int]
+    multiples: list[int]
+    slots: list[Slot]
+    weights: list[Storage]
+    params: Any = None
+    keep: list[Any] = field(default_factory=list)
+
+    def view(self, activation: int, decided: bool) -> BlockView | Finished:
+        """What the scheduler may know."""
+        if not self.calls:
+            return Finished()
+        steps = tuple(
+            StepView("gpu" if kind == "gpu" else "host", units, cost, multiple)
+            for kind, units, cost, multiple in zip(self.kinds, self.units, self.costs, self.multiples, strict=True)
+        )
+        return BlockView(activation, steps, None if decided else Finished())
+
+    def learn(self, segment: Segment, seconds: float) -> None:
+        """Scale the costs of a segment's steps by how long it took."""
+        first, last = segment.start.step, segment.stop.step + (segment.stop.unit > 0)
+        expected = 0.0
+        for index in range(first, last):
+            units = self.units[index]
+            begin = segment.start.unit if index == first else 0
+            end = segment.stop.unit if index == segment.stop.step else units
+            expected += self.costs[index] * (end - begin) / units
+        ratio = seconds / max(expected, 1e-9)
+        for index in range(first, last):
+            rate = 0.3 if self.learned[index] else 1.0
+            self.costs[index] = max(1e-6, self.costs[index] * (1 - rate + rate * ratio))
+            self.learned[index] = True
+
+
+class Realiser:
+    """Makes device objects for one session's blocks.
+
+    Attributes:
+        weights: the buffer of each weight that was uploaded.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pool = Pool(device)
+        self.weights: dict[Storage, Any] = {}
+        self._weight_users: dict[Storage, int] = {}
+
+    def buffer(self, block: Block, storage: Storage) -> Any:
+        """The buffer behind a storage."""
+        if storage.role == "weight":
+            return self.weights[storage]
+        return self._pool.behind(block.slots.where[storage])
+
+    def realise(self, block: Block, check: Check, progress: Callable[[str, int, int], None]) -> Realised:
+        """Compile, allocate, upload and bind; kept in `block.device`. What `check` raises is let through."""
+        if block.device is not None:
+            return block.device  # type: ignore[no-any-return]
+        programs = [s.program for s in block.steps if isinstance(s, Dispatch)]
+        pipelines = self._compile(programs, check, progress)
+        made = Realised([], [], [], [], [], [], [], [])
+        try:
+            self._upload(block, made, check, progress)
+            made.slots = self._pool.provide(block.slots.all)
+            self._bind(block, made, pipelines)
+            self._warm(
+                [call for call in made.calls if call is not None and isinstance(call[0], Pipeline)], check, progress
+            )
+        except BaseException:
+            self._give_back(made)
+            raise
+        block.device = made
+        return made
+
+    def _compile(
+        self, programs: Sequence[Any], check: Check, progress: Callable[[str, int, int], None]
+    ) -> dict[Any, Pipeline]:
+        distinct = list(dict.fromkeys(programs))
+        made = {}
+        for number, program in enumerate(distinct):
+            check()
+            made[program] = self._device.pipeline(program)
+            progress("compile", number + 1, 2 * len(distinct))
+        return made
+
+    def _warm(self, calls: Sequence[Any], check: Check, progress: Callable[[str, int, int], None]) -> None:
+        """Have the driver compile what it leaves to the first dispatch, by a dispatch of no workgroups."""
+        cold: dict[Pipeline, Any] = {}
+        for call in calls:
+            if not call[0].warm:
+                cold.setdefault(call[0], call)
+        device = self._device
+        for number, (pipeline, call) in enumerate(cold.items()):
+            check()
+            encoder = device.encoder()
+            writer = PassWriter(device, encoder)
+            writer.dispatch(pipeline, call[1], 0, 0)
+            writer.end()
+            device.wait(device.submit(device.finish(encoder)))
+            pipeline.warm = True
+            progress("compile", len(cold) + number + 1, 2 * len(cold))
+
+    def _upload(self, block: Block, made: Realised, check: Check, progress: Callable[[str, int, int], None]) -> None:
+        wanted = dict.fromkeys(s for step in block.steps for s in touched(step) if s.role == "weight")
+        total = sum(s.nbytes for s in wanted if s not in self.weights)
+        done = 0
+        for storage in wanted:
+            check()
+            if storage in self.weights:
+                self._weight_users[storage] += 1
+                made.weights.append(storage)
+                continue
+            assert storage.fill is not None
+            array = storage.fill()
+            buffer = self._device.buffer(storage.nbytes)
+            try:
+                self._device.write(buffer, 0, array, check)
+            except BaseException:
+                self._device.release(buffer)
+                raise
+            self.weights[storage] = buffer
+            self._weight_users[storage] = 1
+            made.weights.append(storage)
+            done += storage.nbytes
+            progress("upload", done, total)
+
+    def _bind(self, block: Block, made: Realised, pipelines: dict[Any, Pipeline]) -> None:
+        device = self._device
+        offsets, size = [], 0
+        for step in block.steps:
+            if isinstance(step, Dispatch):
+                offsets.append(size)
+                size = device.align(size + max(16, (len(step.params) + 15) // 16 * 16))
+        packed = np.zeros(size // 4, np.uint32)
+        if size:
+            made.params = device.buffer(size, UNIFORM | COPY_DST)
+        place = iter(offsets)
+        for step in block.steps:
+            call: Any = None
+            units, multiple, kind, cost = 1, 1, "host", 50e-6
+            if isinstance(step, Dispatch):
+                offset = next(place)
+                packed[offset // 4 : offset // 4 + len(step.params) // 4] = np.frombuffer(step.params, np.uint32)
+                pipeline = pipelines[step.program]
+                bound = [(self.buffer(block, s), s.nbytes) for s in (*step.reads, *step.writes)]
+                group = device.bind(pipeline, made.params, offset, bound)
+                made.keep.append(group)
+                call = (pipeline, group._internal, step.groups)
+                units, multiple = step.groups, step.program.multiple * device.target.width
+                kind, cost = "gpu", step.cost_s
+            elif isinstance(step, Copy):
+                call = (
+                    self.buffer(block, step.source)._internal,
+                    step.source_offset,
+                    self.buffer(block, step.target)._internal,
+                    step.target_offset,
+                    step.nbytes,
+                )
+                kind, cost = "gpu", step.cost_s
+            elif hasattr(step, "cost_s"):
+                cost = step.cost_s
+            made.calls.append(call)
+            made.costs.append(cost)
+            made.learned.append(False)
+            made.kinds.append(kind)
+            made.units.append(units)
+            made.multiples.append(multiple)
+        if size:
+            device.write(made.params, 0, packed, lambda: None)
+
+    def forget(self, block: Block) -> None:
+        """Give back what a block, and those made after it, hold. Nothing of it is in flight."""
+        for following in block.following.values():
+            self.forget(following)
+        block.following.clear()
+        if block.device is not None:
+            self._give_back(block.device)
+            block.device = None
+
+    def _give_back(self, made: Realised) -> None:
+        made.calls.clear()
+        made.keep.clear()
+        if made.params is not None:
+            self._device.release(made.params)
+            made.params = None
+        self._pool.forget(made.slots)
+        made.slots = []
+        for storage in made.weights:
+            self._weight_users[storage] -= 1
+            if not self._weight_users[storage]:
+                del self._weight_users[storage]
+                self._device.release(self.weights.pop(storage))
+        made.weights = []
+
+    def close(self) -> None:
+        """Give the weights back that are left."""
+        for buffer in self.weights.values():
+            self._device.release(buffer)
+        self.weights.clear()
+        self._weight_users.clear()
+
+
+class PassWriter:
+    """Writes dispatches and copies into a command encoder, opening and ending compute passes as needed."""
+
+    def __init__(self, device: Device, encoder: Any) -> None:
+        self._lib, self._null = device.lib, device.ffi.NULL
+        self._encoder = encoder
+        self._pass: Any = None
+        self._pipeline: Any = None
+        self._base = device.ffi.new("uint32_t[1]")
+        self._most = device.target.max_workgroups
+
+    def dispatch(self, pipeline: Pipeline, group: Any, start: int, stop: int) -> None:
+        """Workgroups start <= n < stop of a step."""
+        lib, null = self._lib, self._null
+        if self._pass is None:
+            self._pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, null)
+            self._pipeline = None
+        if self._pipeline is not pipeline:
+            lib.wgpuComputePassEncoderSetPipeline(self._pass, pipeline.handle)
+            self._pipeline = pipeline
+        lib.wgpuComputePassEncoderSetBindGroup(self._pass, 0, group, 0, null)
+        while True:
+            count = min(stop - start, self._most)
+            self._base[0] = start
+            lib.wgpuComputePassEncoderSetImmediates(self._pass, 0, self._base, 4)
+            lib.wgpuComputePassEncoderDispatchWorkgroups(self._pass, count, 1, 1)
+            start += count
+            if start >= stop:
+                return
+
+    def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, nbytes: int) -> None:
+        """A stretch of one buffer into another."""
+        self.end()
+        self._lib.wgpuCommandEncoderCopyBufferToBuffer(
+            self._encoder, source, source_offset, target, target_offset, nbytes
+        )
+
+    def end(self) -> None:
+        """End the pass that is open, if one is."""
+        if self._pass is not None:
+            self._lib.wgpuComputePassEncoderEnd(self._pass)
+            self._lib.wgpuComputePassEncoderRelease(self._pass)
+            self._pass = None

@@ -1,0 +1,54 @@
+"""What an engine is: something that executes models, on one queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from .seam import Begin, Done, Explained, Load, Progress, Read, Segment
+
+__all__ = ["Engine"]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One queue and the session on it.
+
+    Every method returns at once: nothing here may wait, and nothing may be called from a signal
+    handler. `done` is called exactly once, from any thread, and must not raise; requests are
+    answered in the order in which they were made, except that `stop` and `close` reach into
+    those that are waiting.
+
+    Rules for the caller: `load` once, first. Between `begin` and `end` of a run, segments in
+    order of `seq`, back to back, starting at Cursor(0, 0, 0). At most one run at a time between
+    `begin` and the answer to its `end`.
+    """
+
+    def load(self, request: Load, done: Done, progress: Callable[[Progress], None]) -> None:
+        """Make the session. Loaded | Failed; `progress` before that, from any thread."""
+
+    def begin(self, request: Begin, done: Done) -> None:
+        """Check the feeds, plan, compile, allocate. Begun | Failed."""
+
+    def submit(self, segment: Segment, done: Done) -> None:
+        """Encode and submit. Fenced | Dropped | Failed."""
+
+    def stop(self, run: int) -> None:
+        """Submit nothing more of this run: one-way, at once, from any thread, no answer.
+
+        Segments that were not yet given to the driver are answered Dropped; a `begin` or a
+        `read` under way is answered Failed(RunStopped()) as soon as it can be left. No effect on
+        a run that has ended or is unknown.
+        """
+
+    def read(self, request: Read, done: Done) -> None:
+        """Bring outputs back. Outputs | Failed."""
+
+    def end(self, run: int, done: Done) -> None:
+        """Wait for what is in flight, forget the run. Ended, also for a run that is not known."""
+
+    def explain(self) -> tuple[Explained, ...]:
+        """Where each node of the newest plan runs. Thread-safe, does not wait."""
+
+    def close(self, done: Done) -> None:
+        """Stop every run and a load under way, then give everything back. Closed, even if called twice."""

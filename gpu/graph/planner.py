@@ -1,0 +1,394 @@
+"""Walks a model with the shapes of its inputs known and makes blocks of steps.
+
+A block ends where planning needs to know what only the run will know: the condition of an If, a
+shape that was computed, the size of what a host step gave. The walk stops there, and goes on in
+another block, once for each different answer. This file does not know wgpu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import InvalidModel, UnsupportedOperator
+from ..host.reference import evaluate_host, infer_outputs
+from ..kernels.registry import NoKernel, find
+from ..seam import Explained
+from .lowering import Lowering, Undecided
+from .memory import Slots
+from .model import Model, Node, Value
+from .steps import Dispatch, HostCall, Step
+from .target import Target
+from .tensor import Array, Storage, Tensor
+from .walk import Scope, Walk, captures
+
+__all__ = ["Block", "Decision", "Planner", "Result"]
+
+RANDOM = {
+    ("", op)
+    for op in (
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Bernoulli",
+        "Multinomial",
+        "Dropout",
+    )
+}
+FOLD_LIMIT = 1 << 16
+HOST_LIMIT = 1 << 12
+HOST_COST_S = 100e-6
+CONTINUATIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where an output lies at the end: on the device, in the frame, or known ahead."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    storage: Storage | None = None
+    key: int | None = None
+    value: Array | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Decision:
+    """What a block's end waits for: arrays of the frame, by contents ("value") or by shape ("shape")."""
+
+    kind: Literal["value", "shape"]
+    keys: tuple[int, ...]
+    walk: Walk
+    tensor: Tensor | None = None
+    outputs: tuple[Value | None, ...] = ()
+
+    def answer(self, arrays: Sequence[Any]) -> object:
+        """The arrays' answer in a form that can be a dictionary's key."""
+        if self.kind == "value":
+            return tuple((a.dtype.str, a.shape, a.tobytes()) for a in arrays)
+        return tuple(_describe(a) for a in arrays)
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A straight line of steps.
+
+    Attributes:
+        inputs: keys of the feeds in the frame (first block only).
+        results: the outputs, where this block is the last.
+        decision: what decides how it goes on, where it is not.
+        following: blocks made so far, by answer; the oldest are forgotten.
+        slots: memory of the path up to here. device: what the engine made for it.
+    """
+
+    steps: list[Step]
+    slots: Slots
+    inputs: dict[str, int] = field(default_factory=dict)
+    results: dict[str, Result] | None = None
+    decision: Decision | None = None
+    following: OrderedDict[object, Block] = field(default_factory=OrderedDict)
+    device: Any = None
+
+
+class Planner:
+    """Makes the blocks of one model for one adapter.
+
+    Args:
+        model: optimised. target: facts of the adapter.
+        allow_host_steps: False: a host step on floats is an UnsupportedOperator.
+    """
+
+    def __init__(self, model: Model, target: Target, allow_host_steps: bool = True) -> None:
+        self.model, self.target, self.allow_host_steps = model, target, allow_host_steps
+        self.explained: tuple[Explained, ...] = ()
+        self._constants: dict[Value, Tensor] = {}
+
+    def start(self, feeds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], check: Callable[[], None]) -> Block:
+        """The first block for inputs of given dtypes and shapes.
+
+        Args:
+            feeds: dtype and shape of each of the graph's inputs, by name.
+            check: called between nodes; what it raises is let through.
+
+        Raises:
+            InvalidModel, InvalidInput, UnsupportedOperator: see there.
+        """
+        walk = Walk(Lowering(self.target), Slots(), self._constants, [Scope(self.model.graph)])
+        walk.count(self.model.graph)
+        keys = {}
+        for value in self.model.graph.inputs:
+            dtype, shape = feeds[value.name]
+            tensor = Tensor(dtype, tuple(shape))
+            keys[value.name] = walk.plan.new_host(tensor)
+            walk.bind(value, tensor)
+        block = self._walk(walk, check)
+        block.inputs = keys
+        return block
+
+    def resume(self, block: Block, arrays: Sequence[Any], check: Callable[[], None]) -> Block:
+        """The block that follows, given the frame's arrays for `block.decision.keys`."""
+        decision = block.decision
+        assert decision is not None
+        answer = decision.answer(arrays)
+        following = block.following.get(answer)
+        if following is not None:
+            block.following.move_to_end(answer)
+            return following
+        walk = decision.walk.fork()
+        if decision.kind == "value":
+            assert decision.tensor is not None
+            walk.plan.known[decision.tensor] = np.array(arrays[0])
+        else:
+            given = iter(zip(decision.keys, arrays, strict=True))
+            for value in decision.outputs:
+                if value is not None:
+                    key, array = next(given)
+                    tensor = Tensor(*_describe(array))
+                    walk.plan.hosted[tensor] = key
+                    walk.bind(value, tensor)
+        following = self._walk(walk, check)
+        block.following[answer] = following
+        return following
+
+    # --- the walk -----------------------------------------------------------------------------
+
+    def _walk(self, walk: Walk, check: Callable[[], None]) -> Block:
+        plan = walk.plan
+        while walk.scopes:
+            scope = walk.scopes[-1]
+            if scope.at == len(scope.graph.nodes):
+                walk.scopes.pop()
+                if scope.node is not None:
+                    self._leave(walk, scope)
+                continue
+            check()
+            node = scope.graph.nodes[scope.at]
+            plan.node, plan.op, plan.opset = node.name, node.op, node.opset
+            plan.outputs = len(node.outputs)
+            try:
+                pending = self._node(walk, node)
+            except Undecided as undecided:
+                key = plan.fetch(undecided.tensor)
+                return self._end(walk, Decision("value", (key,), walk, tensor=undecided.tensor))
+            scope.at += 1
+            if pending is not None:
+                pending.walk = walk
+                return self._end(walk, pending)
+        results: dict[str, Result] = {}
+        for value in self.model.graph.outputs:
+            results[value.name] = self._result(walk, value)
+        kept = {r.storage for r in results.values() if r.storage is not None}
+        walk.slots.assign(plan.steps, kept)
+        self.explained = tuple(walk.notes.values())
+        return Block(plan.steps, walk.slots, results=results)
+
+    def _end(self, walk: Walk, decision: Decision) -> Block:
+        walk.slots.assign(walk.plan.steps, walk.living())
+        self.explained = tuple(walk.notes.values())
+        return Block(walk.plan.steps, walk.slots, decision=decision)
+
+    def _result(self, walk: Walk, value: Value) -> Result:
+        tensor, plan = walk.tensor(value), walk.plan
+        known = plan.known_value(tensor)
+        if known is not None:
+            return Result(known.dtype, known.shape, value=known)
+        key = plan.host_key(tensor)
+        if key is not None:
+            return Result(tensor.dtype, tensor.shape, key=key)
+        return Result(tensor.dtype, tensor.shape, storage=plan.storage(tensor))
+
+    def _node(self, walk: Walk, node: Node) -> Decision | None:
+        plan = walk.plan
+        inputs = [None if v is None else walk.tensor(v) for v in node.inputs]
+        if node.op == "If" and not node.domain:
+            assert inputs[0] is not None
+            self._enter(walk, node, bool(plan.value(inputs[0]).reshape(-1)[0]))
+            return None
+        outputs, decision = self._lower(walk, node, inputs)
+        if decision is None:
+            for value, tensor in zip(node.outputs, outputs, strict=False):
+                if value is not None:
+                    if tensor is None:
+                        raise InvalidModel(f"node {node.name!r} ({node.op}): output {value.name!r} is not computed")
+                    walk.bind(value, tensor)
+        walk.release(node)
+        return decision
+
+    def _lower(
+        self, walk: Walk, node: Node, inputs: Sequence[Tensor | None]
+    ) -> tuple[Sequence[Tensor | None], Decision | None]:
+        plan = walk.plan
+        nested = any(True for _ in node.graphs())
+        if not node.domain and node.op in ("Shape", "Size") and inputs[0] is not None and inputs[0].dtype != object:
+            made = _shape_of(node, inputs[0])
+            self._note(walk, node, "folded", "known with the shapes of the inputs")
+            return [plan.constant(made)], None
+        values = [None if t is None else plan.known_value(t) for t in inputs]
+        cls = find(node.op, node.domain, node.opset)
+        if (
+            not nested
+            and (node.domain, node.op) not in RANDOM
+            and all(v is not None or t is None for v, t in zip(values, inputs, strict=True))
+            and not (cls is not None and _is_large(node, inputs, values))
+        ):
+            self._note(walk, node, "folded", "known with the shapes of the inputs")
+            return [plan.constant(a) if isinstance(a, np.ndarray) else None for a in evaluate_host(node, values)], None
+        why = "no kernel for it yet"
+        if cls is not None and not _is_small(plan, node, inputs, values):
+            before = len(plan.steps)
+            try:
+                lowered = cls.of(node).lower(plan, *inputs)
+            except NoKernel as refusal:
+                why = str(refusal)
+            else:
+                outputs = lowered if isinstance(lowered, tuple) else (lowered,)
+                self._note_kernel(walk, node, inputs, outputs, before)
+                return outputs, None
+        elif cls is not None:
+            why = "small integers, and they are on the host"
+        return self._host(walk, node, inputs, values, why)
+
+    def _host(
+        self, walk: Walk, node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None], why: str
+    ) -> tuple[Sequence[Tensor | None], Decision | None]:
+        plan = walk.plan
+        if not self.allow_host_steps and any(t is not None and np.issubdtype(t.dtype, np.floating) for t in inputs):
+            raise UnsupportedOperator(
+                node.op, node.domain, node.opset, node.name, f"host steps are not allowed, and {why}"
+            )
+        context = list(captures(node))
+        outer = [walk.tensor(v) for v in context]
+        keys: list[int | None] = []
+        fixed: dict[int, Array] = {}
+        for index, tensor in enumerate((*inputs, *outer)):
+            known = None if tensor is None else plan.known_value(tensor)
+            if known is not None:
+                fixed[index] = known
+            keys.append(None if tensor is None or known is not None else plan.fetch(tensor))
+        known_outputs = [None] * len(node.outputs) if outer else _described(node, inputs, values)
+        tensors: list[Tensor | None] = []
+        made: list[int | None] = []
+        unknown: list[int] = []
+        for value, known_output in zip(node.outputs, known_outputs, strict=False):
+            if value is None:
+                tensors.append(None)
+                made.append(None)
+            elif known_output is None:
+                tensors.append(None)
+                made.append(plan.keys)
+                unknown.append(plan.keys)
+                plan.keys += 1
+            else:
+                tensor = Tensor(np.dtype(known_output[0]), tuple(known_output[1]))
+                tensors.append(tensor)
+                made.append(plan.new_host(tensor))
+        names = [v.name for v in context]
+        call = _host_call(node, len(inputs), names)
+        plan.steps.append(HostCall(call, tuple(keys), tuple(made), HOST_COST_S, node.name, fixed))
+        self._note(walk, node, "host", why)
+        if not unknown:
+            return tensors, None
+        for value, tensor in zip(node.outputs, tensors, strict=False):
+            if value is not None and tensor is not None:
+                walk.bind(value, tensor)
+        outputs = tuple(v if t is None else None for v, t in zip(node.outputs, tensors, strict=False))
+        return (), Decision("shape", tuple(unknown), walk, outputs=outputs)
+
+    # --- branches -----------------------------------------------------------------------------
+
+    def _enter(self, walk: Walk, node: Node, condition: bool) -> None:
+        graph = node.attrs["then_branch" if condition else "else_branch"]
+        self._note(walk, node, "folded" if not walk.plan.steps else "view", f"{'then' if condition else 'else'} branch")
+        walk.count(graph)
+        # What the branch reads of the graphs around it stays until it is left; the If itself is
+        # done with its own inputs only then.
+        walk.scopes.append(Scope(graph, node=node))
+
+    def _leave(self, walk: Walk, scope: Scope) -> None:
+        node = scope.node
+        assert node is not None
+        tensors = [walk.tensor(v) for v in scope.graph.outputs]
+        for value, tensor in zip(node.outputs, tensors, strict=False):
+            if value is not None:
+                walk.bind(value, tensor)
+        for value in scope.graph.outputs:
+            walk.consume(value)
+        walk.release(node)
+
+    # --- notes ----------------------------------------------------------------------------------
+
+    def _note(self, walk: Walk, node: Node, where: str, why: str) -> None:
+        walk.notes[node.name] = Explained(node.name, node.op, where, why)
+
+    def _note_kernel(
+        self, walk: Walk, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], before: int
+    ) -> None:
+        plan = walk.plan
+        made = next((t for t in outputs if t is not None), None)
+        if made is None or plan.known_value(made) is not None:
+            self._note(walk, node, "folded", "known with the shapes of the inputs")
+        elif made in inputs or any(t in plan.placed and plan.placed[t] is plan.placed.get(made) for t in inputs if t):
+            self._note(walk, node, "view", "the same bytes under another shape")
+        elif made.pending is not None:
+            self._note(walk, node, "gpu", f"kernel {made.pending.kernel.name}")
+        elif made.apply is not None:
+            self._note(walk, node, "gpu", "elementwise: fuses with its neighbours")
+        else:
+            made_here = plan.steps[before:]
+            kernels = dict.fromkeys(s.program.name for s in made_here if isinstance(s, Dispatch))
+            self._note(walk, node, "gpu", f"kernel {', '.join(kernels)}" if kernels else "buffer copies")
+
+
+def _host_call(node: Node, count: int, names: Sequence[str]) -> Callable[[Sequence[Array | None]], Sequence[Any]]:
+    if not names:
+        return lambda arrays: evaluate_host(node, arrays)
+    return lambda arrays: evaluate_host(
+        node, arrays[:count], dict(zip(names, (a for a in arrays[count:] if a is not None), strict=True))
+    )
+
+
+def _shape_of(node: Node, tensor: Tensor) -> Array:
+    if node.op == "Size":
+        return np.array(tensor.size, np.int64)
+    start, end = node.attrs.get("start", 0), node.attrs.get("end")
+    return np.array(tensor.shape[start:end], np.int64)
+
+
+def _is_small(plan: Lowering, node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]) -> bool:
+    """Whether a node is cheaper on the host: few integers, and they are all there."""
+    given = [t for t in inputs if t is not None]
+    if not given or not all(
+        t.size <= HOST_LIMIT
+        and t.dtype.kind in "iub"
+        and (plan.known_value(t) is not None or plan.host_key(t) is not None)
+        for t in given
+    ):
+        return False
+    return all(made is not None and math.prod(made[1]) <= HOST_LIMIT for made in _described(node, inputs, values))
+
+
+def _described(
+    node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]
+) -> list[tuple[np.dtype[Any], tuple[int, ...]] | None]:
+    return infer_outputs(node, [None if t is None else (t.dtype, t.shape) for t in inputs], values)
+
+
+def _is_large(node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]) -> bool:
+    """Whether folding a node would make a large array out of small ones, or take long."""
+    if any(t is not None and t.size > FOLD_LIMIT for t in inputs):
+        return True
+    if node.op not in ("Expand", "Tile", "ConstantOfShape", "Pad", "Resize", "Upsample"):
+        return False
+    return any(o is not None and math.prod(o[1]) > FOLD_LIMIT for o in _described(node, inputs, values))
+
+
+def _describe(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape
+    return np.dtype(object), ()

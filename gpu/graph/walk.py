@@ -1,0 +1,147 @@
+"""Where a walk through a model stands: the graphs it is in, what each value is, who still reads it.
+
+This file knows how values live and die, and nothing of operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import InvalidModel
+from ..seam import Explained
+from .lowering import Lowering
+from .memory import Slots
+from .model import Graph, Node, Value
+from .tensor import Storage, Tensor
+
+__all__ = ["Scope", "Walk", "captures"]
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """A graph being walked: the main one, or a branch whose outputs become those of `node`."""
+
+    graph: Graph
+    at: int = 0
+    node: Node | None = None
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Walk:
+    """The state of a walk; `fork` copies it where several ways may follow.
+
+    Attributes:
+        plan: the block being made. slots: memory of the path.
+        constants: the tensor of each constant, shared by all walks of a model.
+        scopes: innermost last. env: what each value that is still needed is.
+        remaining: how often each value is still going to be read.
+    """
+
+    plan: Lowering
+    slots: Slots
+    constants: dict[Value, Tensor]
+    scopes: list[Scope]
+    env: dict[Value, Tensor] = field(default_factory=dict)
+    remaining: dict[Value, int] = field(default_factory=dict)
+    notes: dict[str, Explained] = field(default_factory=dict)
+
+    def fork(self) -> Walk:
+        """A walk that goes on from here by itself."""
+        scopes = [Scope(s.graph, s.at, s.node) for s in self.scopes]
+        return Walk(
+            self.plan.fork(),
+            self.slots.fork(),
+            self.constants,
+            scopes,
+            dict(self.env),
+            dict(self.remaining),
+            dict(self.notes),
+        )
+
+    def tensor(self, value: Value) -> Tensor:
+        """What a value is. Raises InvalidModel if nothing has computed it."""
+        tensor = self.env.get(value)
+        if tensor is not None:
+            return tensor
+        if value.const is None:
+            plan = self.plan
+            raise InvalidModel(f"node {plan.node!r} ({plan.op}): nothing computes its input {value.name!r}")
+        tensor = self.constants.get(value)
+        if tensor is None:
+            tensor = self.constants[value] = Tensor(value.const.dtype, value.const.shape, value=value.const)
+        return tensor
+
+    def bind(self, value: Value, tensor: Tensor) -> None:
+        """A value is computed: this is it. Not kept if nobody will read it."""
+        remaining = self.remaining.get(value, 0)
+        if remaining:
+            self.env[value] = tensor
+            self.plan.uses[tensor] = self.plan.uses.get(tensor, 0) + remaining
+
+    def count(self, graph: Graph) -> None:
+        """A graph is entered: its nodes will read what they read, and its outputs are read once."""
+        for node in graph.nodes:
+            for value in _reads(node):
+                self._expect(value)
+        for value in graph.outputs:
+            self._expect(value)
+
+    def release(self, node: Node) -> None:
+        """A node is done: it has read its inputs, and what its nested graphs capture."""
+        for value in _reads(node):
+            self.consume(value)
+
+    def consume(self, value: Value) -> None:
+        """A value was read once."""
+        self.remaining[value] -= 1
+        tensor = self.env.get(value)
+        if tensor is not None:
+            self.plan.uses[tensor] -= 1
+            if not self.plan.uses[tensor] and tensor not in self.plan.placed:
+                self.plan.let_go(tensor)
+            if self.remaining[value] == 0:
+                del self.env[value]
+
+    def _expect(self, value: Value) -> None:
+        self.remaining[value] = self.remaining.get(value, 0) + 1
+        tensor = self.env.get(value)
+        if tensor is not None:
+            self.plan.uses[tensor] = self.plan.uses.get(tensor, 0) + 1
+
+    def living(self) -> set[Storage]:
+        """Every storage that the rest of the walk may still read."""
+        plan = self.plan
+        found: set[Storage] = set()
+        stack = list(self.env.values())
+        seen: set[Tensor] = set()
+        while stack:
+            tensor = stack.pop()
+            if tensor in seen:
+                continue
+            seen.add(tensor)
+            placed = plan.placed.get(tensor)
+            if placed is not None:
+                found.add(placed)
+            elif tensor.pending is not None:
+                found.update(tensor.pending.reads)
+            elif tensor.apply is not None:
+                stack.extend(tensor.apply.args)
+        return found
+
+
+def captures(node: Node) -> list[Value]:
+    """What the nested graphs of a node read of the graphs around them."""
+    found: dict[Value, None] = {}
+    for graph in node.graphs():
+        if graph.captures is None:
+            own = set(graph.inputs)
+            for inner in graph.nodes:
+                own.update(v for v in inner.outputs if v is not None)
+            reads = [v for inner in graph.nodes for v in _reads(inner)] + graph.outputs
+            graph.captures = [v for v in dict.fromkeys(reads) if v not in own and v.const is None]
+        found.update(dict.fromkeys(graph.captures))
+    return list(found)
+
+
+def _reads(node: Node) -> list[Value]:
+    return [v for v in node.inputs if v is not None and v.const is None] + captures(node)

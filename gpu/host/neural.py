@@ -1,0 +1,78 @@
+"""Operators for which the reference evaluator is wrong or missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph.model import Node
+from .table import Array, Inputs, axis_of, op
+
+__all__: list[str] = []
+
+
+def _per_channel(x: Array, rank: int, axis: int) -> Array:
+    return x.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+@op("BatchNormalization")
+def _batch_normalization(node: Node, inputs: Inputs) -> list[Array] | None:
+    """The inference form, computed in float64; `momentum` has no meaning there."""
+    if node.attrs.get("training_mode") or node.attrs.get("spatial", 1) != 1:
+        return None
+    if node.opset < 14 and any(o is not None for o in node.outputs[1:]):
+        return None
+    x = inputs[0]
+    scale, bias, mean, var = (_per_channel(p.astype(np.float64), x.ndim, min(1, x.ndim - 1)) for p in inputs[1:5])
+    factor = scale / np.sqrt(var + node.attrs.get("epsilon", 1e-5))
+    return [(x * factor + (bias - mean * factor)).astype(x.dtype)]
+
+
+@op("Dropout")
+def _dropout(node: Node, inputs: Inputs) -> list[Array] | None:
+    """Without training: the input as it is, and a mask of ones."""
+    if len(inputs) > 2 and inputs[2] is not None and inputs[2].all():
+        return None
+    mask = np.ones(inputs[0].shape, np.bool_ if node.opset >= 10 else inputs[0].dtype)
+    return [inputs[0], mask][: len(node.outputs)]
+
+
+@op("GlobalMaxPool", "GlobalAveragePool")
+def _global_pool(node: Node, inputs: Inputs) -> list[Array]:
+    x = inputs[0]
+    axes = tuple(range(2, x.ndim))
+    if node.op == "GlobalMaxPool":
+        return [x.max(axes, keepdims=True)]
+    return [x.mean(axes, np.float64, keepdims=True).astype(x.dtype)]
+
+
+@op("DequantizeLinear")
+def _dequantize(node: Node, inputs: Inputs) -> list[Array] | None:
+    x, scale = inputs[0], inputs[1]
+    zero = inputs[2] if len(inputs) > 2 else None
+    if node.attrs.get("block_size") or x.dtype.kind not in "iu" or x.dtype.isbuiltin != 1:
+        return None
+    scale, zero = _along(node, x, scale), None if zero is None else _along(node, x, zero)
+    whole = x.astype(np.int64)
+    if zero is not None:
+        whole = whole - zero.astype(np.int64)
+    return [whole.astype(scale.dtype) * scale]
+
+
+@op("QuantizeLinear")
+def _quantize(node: Node, inputs: Inputs) -> list[Array] | None:
+    x, scale = inputs[0], inputs[1]
+    zero = inputs[2] if len(inputs) > 2 and inputs[2] is not None else np.zeros((), np.uint8)
+    plain = zero.dtype.kind in "iu" and zero.dtype.isbuiltin == 1
+    if node.attrs.get("block_size") or node.attrs.get("output_dtype") or not plain or x.dtype.kind not in "fi":
+        return None
+    limits: Any = np.iinfo(zero.dtype)
+    whole = np.rint(x / _along(node, x, scale)) + _along(node, x, zero).astype(np.float64)
+    return [np.clip(whole, limits.min, limits.max).astype(zero.dtype)]
+
+
+def _along(node: Node, x: Array, parameter: Array) -> Array:
+    if parameter.size == 1 and parameter.ndim <= 1:
+        return parameter.reshape(())
+    return _per_channel(parameter, x.ndim, axis_of(node.attrs.get("axis", 1), x.ndim))

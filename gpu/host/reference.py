@@ -1,0 +1,191 @@
+"""Host steps: any operator on the CPU, in NumPy where numeric.py has it, else by onnx.reference.
+
+This file does not decide where an operator runs. Its functions are called from one thread at a
+time for a given node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
+
+from ..errors import InvalidData, UnsupportedOperator
+from ..graph.model import Node, Value
+from . import numeric
+from .protobuf import captured, node_proto, tensor_type
+from .table import Array
+
+__all__ = ["evaluate_host", "evaluate_reference", "infer_outputs"]
+
+_MAX_IR = 10
+_SMALL = 1024
+
+
+def evaluate_host(
+    node: Node, inputs: Sequence[Any], context: Mapping[str, Array] | None = None
+) -> list[Any]:
+    """Compute a node on the host: in NumPy where there is an implementation, else by the reference.
+
+    Args:
+        node: the node.
+        inputs: arrays (lists for sequences), None where an optional input is left out.
+        context: name -> array for what its nested graphs take from the graphs around it;
+            constants need not be in it.
+
+    Returns:
+        As many outputs as the node has; those that nobody reads may be None. They may share
+        memory with the inputs.
+
+    Raises:
+        InvalidData: the values break a rule of the operator; names the node.
+        InvalidModel: a required attribute or input is missing.
+        UnsupportedOperator: there is no implementation of the operator.
+    """
+    made = numeric.evaluate(node, inputs)
+    return evaluate_reference(node, inputs, context) if made is None else made
+
+
+def evaluate_reference(
+    node: Node, inputs: Sequence[Any], context: Mapping[str, Array] | None = None
+) -> list[Any]:
+    """Compute a node by onnx.reference; the prepared evaluator is kept on the node.
+
+    Arguments, results and errors are those of `evaluate_host`.
+    """
+    given = [*inputs, *([None] * (len(node.inputs) - len(inputs)))]
+    key = tuple(x.dtype if isinstance(x, np.ndarray) else type(x) for x in given)
+    prepared = node.prepared.get(key)
+    if prepared is None:
+        prepared = node.prepared[key] = _prepare(node, given)
+    evaluator, outer = prepared
+    feeds = {f"i{i}": x for i, x in enumerate(given) if x is not None}
+    for i, value in enumerate(outer):
+        array = value.const
+        if array is None:
+            array = (context or {}).get(value.name)
+        if array is None:
+            raise KeyError(f"node {node.name!r} needs {value.name!r} from the graph around it")
+        feeds[f"c{i}"] = array
+    try:
+        with np.errstate(all="ignore"):
+            made = evaluator.run(None, feeds)
+    except (NotImplementedError, RuntimeContextError, RuntimeImplementationError) as error:
+        raise _unsupported(node, error) from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise InvalidData(node.name, f"{node.op}: {_line(error)}") from error
+    places = iter(made)
+    return [None if v is None and i else _array(next(places)) for i, v in enumerate(node.outputs)]
+
+
+def _prepare(node: Node, inputs: Sequence[Any]) -> tuple[ReferenceEvaluator, list[Value]]:
+    outer = captured(node)
+    graph = onnx.GraphProto(name="step")
+    graph.node.append(node_proto(node, [x is not None for x in inputs], outer))
+    named = [(f"i{i}", x.dtype if isinstance(x, np.ndarray) else None) for i, x in enumerate(inputs) if x is not None]
+    named += [(f"c{i}", v.dtype if v.const is None else v.const.dtype) for i, v in enumerate(outer)]
+    for name, dtype in named:
+        graph.input.add(name=name, type=onnx.TypeProto() if dtype is None else tensor_type(dtype))
+    for name in graph.node[0].output:
+        if name:
+            graph.output.add(name=name)
+    model = onnx.ModelProto(ir_version=_MAX_IR, graph=graph)
+    for domain, version in _versions(node).items():
+        model.opset_import.add(domain=domain, version=version)
+    try:
+        return ReferenceEvaluator(model), outer
+    except (NotImplementedError, RuntimeContextError, RuntimeImplementationError, onnx.defs.SchemaError) as error:
+        raise _unsupported(node, error) from None
+    except Exception as error:
+        raise _unsupported(node, error) from error
+
+
+def _versions(node: Node) -> dict[str, int]:
+    versions = {node.domain: node.opset}
+
+    def walk(inner: Node) -> None:
+        versions.setdefault(inner.domain, inner.opset)
+        for graph in inner.graphs():
+            for deeper in graph.nodes:
+                walk(deeper)
+
+    walk(node)
+    versions.setdefault("", onnx.defs.onnx_opset_version())
+    return versions
+
+
+def _unsupported(node: Node, error: Exception) -> UnsupportedOperator:
+    reason = "no kernel, and the reference evaluator has no implementation of it"
+    if not isinstance(error, NotImplementedError | RuntimeContextError | RuntimeImplementationError):
+        reason = f"no kernel, and the reference evaluator refuses it: {_line(error)}"
+    return UnsupportedOperator(node.op, node.domain, node.opset, node.name, reason)
+
+
+def _array(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        if x.dtype.kind in "US":
+            return x.astype(object)
+        return x if x.flags.c_contiguous else x.copy()
+    return np.asarray(x) if isinstance(x, np.generic | bool | int | float) else x
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def infer_outputs(
+    node: Node,
+    inputs: Sequence[tuple[np.dtype[Any], Sequence[int]] | None],
+    values: Sequence[Array | None],
+) -> list[tuple[np.dtype[Any], tuple[int, ...]] | None]:
+    """Dtype and shape of each output of a node, without computing it.
+
+    Args:
+        node: the node.
+        inputs: dtype and shape of each input, None where left out or unknown.
+        values: the contents of those inputs that are known and small.
+
+    Returns:
+        One entry per output; None where the shape depends on values that are not known, where the
+        output is no tensor, or where inference fails. Never raises for a valid node.
+    """
+    unknown: list[tuple[np.dtype[Any], tuple[int, ...]] | None] = [None] * len(node.outputs)
+    present = [i < len(inputs) and inputs[i] is not None for i in range(len(node.inputs))]
+    if any(v is not None and not there for v, there in zip(node.inputs, present, strict=True)):
+        return unknown
+    try:
+        schema = onnx.defs.get_schema(node.op, node.opset, node.domain)
+        key = ("proto", *present)
+        proto = node.prepared.get(key)
+        if proto is None:
+            proto = node.prepared[key] = node_proto(node, present, captured(node))
+        types, data = {}, {}
+        for i, given in enumerate(inputs):
+            if given is None:
+                continue
+            types[f"i{i}"] = tensor_type(*given)
+            value = values[i] if i < len(values) else None
+            if value is not None and value.size <= _SMALL and not value.dtype.hasobject:
+                data[f"i{i}"] = onnx.numpy_helper.from_array(value)
+        imports = [onnx.OperatorSetIdProto(domain=d, version=v) for d, v in _versions(node).items()]
+        made = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, None, imports, _MAX_IR)
+    except Exception:
+        return unknown
+    return [_known(made.get(f"o{i}")) for i in range(len(node.outputs))]
+
+
+def _known(proto: onnx.TypeProto | None) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
+        return None
+    kind = proto.tensor_type
+    if kind.elem_type == TensorProto.UNDEFINED or any(not d.HasField("dim_value") for d in kind.shape.dim):
+        return None
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), tuple(d.dim_value for d in kind.shape.dim)

@@ -1,0 +1,28 @@
+"""One file per family of operators, the WGSL beside the Python."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+FAMILIES = tuple(
+    import_module(f".{name}", __name__)
+    for name in (
+        "gather",
+        "normalise",
+        "matmul",
+        "softmax",
+        "reduce",
+        "pad",
+        "move",
+        "shape",
+        "logic",
+        "activation",
+        "functions",
+        "elementwise",
+        "conv",
+        "pool",
+        "recurrent",
+        "resize",
+    )
+)
+"""The modules whose import fills the registry."""

@@ -1,0 +1,249 @@
+"""Comparisons, logic, bits, choice and change of dtype, element by element."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import InvalidModel
+from .elementwise import Binary, Elementwise, one_dtype, operands
+from .registry import NoKernel, Operator, op
+
+if TYPE_CHECKING:
+    from ..graph.lowering import Lowering
+    from ..graph.tensor import Tensor
+
+__all__ = ["cast"]
+
+_ONNX_TYPES = {1: np.float32, 6: np.int32, 9: np.bool_, 12: np.uint32}
+_CASTS = {
+    ("f32", "i32"): "select(-2147483647 - 1, i32(x), x >= -2147483648.0 && x < 2147483648.0)",
+    ("f32", "u32"): "select(u32(x), bitcast<u32>(i32(x)), x < 0.0)",
+    ("f32", "bool"): "x != 0.0",
+    ("i32", "f32"): "f32(x)",
+    ("i32", "u32"): "bitcast<u32>(x)",
+    ("i32", "bool"): "x != 0",
+    ("u32", "f32"): "f32(x)",
+    ("u32", "i32"): "bitcast<i32>(x)",
+    ("u32", "bool"): "x != 0u",
+    ("bool", "f32"): "select(0.0, 1.0, x)",
+    ("bool", "i32"): "select(0, 1, x)",
+    ("bool", "u32"): "select(0u, 1u, x)",
+}
+
+
+def cast(plan: Lowering, x: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
+    """A tensor in another dtype, as NumPy converts. Raises NoKernel."""
+    if x.dtype == dtype:
+        return x
+    wgsl = _CASTS.get((x.type or "", plan.constant(np.empty(0, dtype)).type or ""))
+    if wgsl is None:
+        raise NoKernel(f"no cast from {x.dtype.name} to {dtype.name}")
+    return plan.map(wgsl, {"x": x}, dtype=dtype)
+
+
+@op("Cast", since=6)
+class Cast(Operator):
+    """y = x in another dtype: between f32, i32, u32, bool; floats truncate."""
+
+    to: int
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the expression to the plan."""
+        (x,) = operands(plan, inputs, 1)
+        if self.to not in _ONNX_TYPES:
+            raise NoKernel(f"no GPU type for ONNX data type {self.to}")
+        return cast(plan, x, np.dtype(_ONNX_TYPES[self.to]))
+
+
+@op("CastLike", since=15)
+class CastLike(Operator):
+    """y = x in the dtype of the second input."""
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the expression to the plan."""
+        x, like = operands(plan, inputs, 2)
+        return cast(plan, x, like.dtype)
+
+
+@op("Identity", since=1)
+class Identity(Operator):
+    """y = x."""
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Hand the input on."""
+        return operands(plan, inputs, 1)[0]
+
+
+@op("Where", since=9)
+class Where(Operator):
+    """w = y if x else z: x: bool; y, z: one dtype; shapes that broadcast -> w: dtype of y."""
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the expression to the plan."""
+        choice, x, y = operands(plan, inputs, 3)
+        if choice.dtype != np.bool_:
+            raise InvalidModel(f"node {plan.node!r} (Where): expected a bool condition, got {choice.dtype.name}")
+        one_dtype(plan, [x, y])
+        return plan.map("select(y, x, c)", {"c": choice, "x": x, "y": y}, dtype=x.dtype)
+
+
+class Comparison(Binary):
+    """z = x ? y: shapes that broadcast -> z: bool."""
+
+    types = "f32 i32 u32"
+    result = np.bool_
+
+
+@op("Equal", since=7)
+class Equal(Comparison):
+    """z = x == y."""
+
+    wgsl = "x == y"
+    types = "f32 i32 u32 bool"
+
+
+@op("Greater", since=7)
+class Greater(Comparison):
+    """z = x > y."""
+
+    wgsl = "x > y"
+
+
+@op("Less", since=7)
+class Less(Comparison):
+    """z = x < y."""
+
+    wgsl = "x < y"
+
+
+@op("GreaterOrEqual", since=12)
+class GreaterOrEqual(Comparison):
+    """z = x >= y."""
+
+    wgsl = "x >= y"
+
+
+@op("LessOrEqual", since=12)
+class LessOrEqual(Comparison):
+    """z = x <= y."""
+
+    wgsl = "x <= y"
+
+
+@op("And", since=7)
+class And(Binary):
+    """z = x and y: bool."""
+
+    wgsl = "x && y"
+    types = "bool"
+
+
+@op("Or", since=7)
+class Or(Binary):
+    """z = x or y: bool."""
+
+    wgsl = "x || y"
+    types = "bool"
+
+
+@op("Xor", since=7)
+class Xor(Binary):
+    """z = x != y: bool."""
+
+    wgsl = "x != y"
+    types = "bool"
+
+
+@op("Not", since=1)
+class Not(Elementwise):
+    """y = not x: bool."""
+
+    wgsl = "!x"
+    types = "bool"
+
+
+@op("BitwiseAnd", since=18)
+class BitwiseAnd(Binary):
+    """z = x & y."""
+
+    wgsl = "x & y"
+    types = "i32 u32"
+
+
+@op("BitwiseOr", since=18)
+class BitwiseOr(Binary):
+    """z = x | y."""
+
+    wgsl = "x | y"
+    types = "i32 u32"
+
+
+@op("BitwiseXor", since=18)
+class BitwiseXor(Binary):
+    """z = x ^ y."""
+
+    wgsl = "x ^ y"
+    types = "i32 u32"
+
+
+@op("BitwiseNot", since=18)
+class BitwiseNot(Elementwise):
+    """y = ~x."""
+
+    wgsl = "~x"
+    types = "i32 u32"
+
+
+@op("BitShift", since=11)
+class BitShift(Binary):
+    """z = x << y or x >> y; 0 where y > 31."""
+
+    direction: str
+    types = "u32"
+
+    def pick(self, tensor: Tensor) -> str:
+        """The expression for a tensor's dtype. Raises NoKernel, InvalidModel."""
+        if tensor.type != "u32":
+            raise NoKernel(f"no kernel for {tensor.dtype.name}")
+        if self.direction not in ("LEFT", "RIGHT"):
+            raise InvalidModel(f"BitShift: expected direction LEFT or RIGHT, got {self.direction!r}")
+        sign = "<<" if self.direction == "LEFT" else ">>"
+        return f"select(x {sign} (y & 31u), 0u, y > 31u)"
+
+
+@op("IsNaN", since=9)
+class IsNaN(Elementwise):
+    """y = whether x is NaN: f32 -> bool."""
+
+    wgsl = "(bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u"
+    result = np.bool_
+
+
+@op("IsInf", since=10)
+class IsInf(Elementwise):
+    """y = whether x is infinite, of the signs asked for: f32 -> bool."""
+
+    detect_negative: int = 1
+    detect_positive: int = 1
+    result = np.bool_
+
+    def pick(self, tensor: Tensor) -> str:
+        """The expression for a tensor's dtype. Raises NoKernel."""
+        if tensor.type != "f32":
+            raise NoKernel(f"no kernel for {tensor.dtype.name}")
+        signs = {0: "0x7f800000u", 1: "0xff800000u"}
+        wanted = [signs[0]] * bool(self.detect_positive) + [signs[1]] * bool(self.detect_negative)
+        return " || ".join(f"bitcast<u32>(x) == {bits}" for bits in wanted) or "false && x == 0.0"
+
+
+@op("Expand", since=8)
+class Expand(Operator):
+    """y = x broadcast with a shape: x: any shape -> y: the broadcast of both shapes."""
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the expression to the plan."""
+        x, shape = operands(plan, inputs, 2)
+        made = plan.broadcast(x.shape, tuple(plan.ints(shape)))
+        return x if made == x.shape else plan.map("x", {"x": x}, shape=made)

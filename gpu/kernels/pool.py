@@ -1,0 +1,225 @@
+"""MaxPool, AveragePool, GlobalAveragePool, GlobalMaxPool."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .kernel import Binding, Kernel
+from .registry import NoKernel, Operator, op
+from .window import Axis, bad, windows
+
+if TYPE_CHECKING:
+    from ..graph.lowering import Lowering
+    from ..graph.model import Node
+    from ..graph.tensor import Tensor
+
+__all__ = ["AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"]
+
+_NAMES = ("size", "out", "kernel", "stride", "dilation", "begin", "end")
+_PARAMS = tuple((f"{name}{a}", "i32") for a in range(3) for name in _NAMES)
+
+
+@lru_cache
+def _pool_kernel(kind: str, lanes: int) -> Kernel:
+    """One lane works out one output; along every axis only the taps that hit the input are walked."""
+    ranges = "\n".join(
+        f"""let s{a} = o{a} * params.stride{a} - params.begin{a};
+let d{a} = params.dilation{a};
+let t{a} = (max(-s{a}, 0) + d{a} - 1) / d{a};
+let e{a} = min(params.kernel{a}, (max(params.size{a} - s{a}, 0) + d{a} - 1) / d{a});"""
+        for a in range(3)
+    )
+    # Padding that counts: all taps that lie in front of the end of the padded input.
+    counted = " * ".join(
+        f"min(params.kernel{a}, (params.size{a} + params.end{a} - s{a} + d{a} - 1) / d{a})" for a in range(3)
+    )
+    real = " * ".join(f"max(e{a} - t{a}, 0)" for a in range(3))
+    start, step, end = {
+        "max": ("bitcast<f32>(params.lowest)", "let x = X[u32(at)]; value = select(value, x, (x > value) | (x != x));", "value"),
+        "avg": ("0.0", "value += X[u32(at)];", f"value / f32({real})"),
+        "padded": ("0.0", "value += X[u32(at)];", f"value / f32({counted})"),
+    }[kind]
+    body = f"""let i = group * {lanes}u + lane;
+if (i >= params.count) {{ return; }}
+let n = i32(i);
+let o2 = n % params.out2;
+let n2 = n / params.out2;
+let o1 = n2 % params.out1;
+let n1 = n2 / params.out1;
+let o0 = n1 % params.out0;
+let plane = n1 / params.out0 * params.size0;
+{ranges}
+var value = {start};
+for (var a = t0; a < e0; a++) {{
+    for (var b = t1; b < e1; b++) {{
+        var at = ((plane + s0 + a * d0) * params.size1 + s1 + b * d1) * params.size2 + s2 + t2 * d2;
+        for (var c = t2; c < e2; c++) {{ {step} at += d2; }}
+    }}
+}}
+store(i, {end});"""
+    params = (("count", "u32"), *_PARAMS, *((("lowest", "u32"),) if kind == "max" else ()))
+    return Kernel(f"pool_{kind}", body, (Binding("X"),), params=params, lanes=lanes)  # type: ignore[arg-type]
+
+
+def _pool(plan: Lowering, x: Tensor, axes: Sequence[Axis], kind: str) -> Tensor:
+    axes = (Axis(1, 1),) * (3 - len(axes)) + tuple(axes)
+    kernel = _pool_kernel(kind, 32 if plan.target.cpu else 64)
+    shape = x.shape[:2] + tuple(axis.out for axis in axes[5 - x.rank :])
+    count = math.prod(shape)
+    params: dict[str, int | float] = {"count": count, "lowest": 0xFF800000}
+    for a, axis in enumerate(axes):
+        params |= {f"{name}{a}": getattr(axis, name) for name in _NAMES}
+    flops = float(count * math.prod(axis.kernel for axis in axes))
+    return plan.pending(kernel, [plan.storage(x)], params, -(-count // kernel.lanes), x.dtype, shape, flops=8 * flops)
+
+
+def _floats(plan: Lowering, x: Tensor | None, lowest: int) -> Tensor:
+    if x is None or not x.rank >= lowest:
+        raise bad(plan, f"an input of at least {lowest} dimensions", x)
+    if x.dtype != np.float32:
+        raise NoKernel(f"no kernel for {x.dtype}")
+    return x
+
+
+def _windows(plan: Lowering, x: Tensor, pool: MaxPool | AveragePool) -> tuple[Axis, ...]:
+    if not pool.kernel_shape:
+        raise bad(plan, "an attribute kernel_shape", "none")
+    if x.rank > 5:
+        raise NoKernel(f"{x.rank - 2} spatial dimensions")
+    return windows(plan, x.shape[2:], pool.kernel_shape, pool.strides, pool.dilations, pool.pads, pool.auto_pad,
+                   ceil=bool(pool.ceil_mode))
+
+
+@op("MaxPool", since=1)
+class MaxPool(Operator):
+    """Y = the largest element of each window; padding never wins.  X: [N, C, spatial...] f32 -> Y: [N, C, out...]."""
+
+    kernel_shape: Sequence[int] = ()
+    strides: Sequence[int] = ()
+    dilations: Sequence[int] = ()
+    pads: Sequence[int] = ()
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+
+    @classmethod
+    def of(cls, node: Node) -> Operator:
+        if len(node.outputs) > 1 and node.outputs[1] is not None:
+            raise NoKernel("no kernel for the Indices output")
+        return super().of(node)
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        x = _floats(plan, inputs[0], 3)
+        axes = _windows(plan, x, self)
+        if len(axes) > 1 and math.prod(axis.kernel for axis in axes) > 6 * len(axes):
+            for a in range(len(axes)):
+                one = [axis if b == a else Axis(axis.size, axis.size) for b, axis in enumerate(axes)]
+                x = _pool(plan, x, one, "max")
+                axes = tuple(dataclasses.replace(axis, size=axis.out) if b == a else axis for b, axis in enumerate(axes))
+            return (x,)
+        return (_pool(plan, x, axes, "max"),)
+
+
+@op("AveragePool", since=1)
+class AveragePool(Operator):
+    """Y = the mean of each window.  X: [N, C, spatial...] f32 -> Y: [N, C, out...].
+
+    Padding counts as zeros only with `count_include_pad`.
+    """
+
+    kernel_shape: Sequence[int] = ()
+    strides: Sequence[int] = ()
+    dilations: Sequence[int] = ()
+    pads: Sequence[int] = ()
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    count_include_pad: int = 0
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        x = _floats(plan, inputs[0], 3)
+        axes = _windows(plan, x, self)
+        if all(axis.out == 1 and axis.kernel == axis.size and not axis.begin and not axis.end for axis in axes):
+            return _rows(plan, x, "avg")
+        return _pool(plan, x, axes, "padded" if self.count_include_pad else "avg")
+
+
+@lru_cache
+def _rows_kernel(kind: str, wide: bool, cpu: bool) -> Kernel:
+    """The mean or maximum of each row of contiguous elements.
+
+    Sums are taken over 64 terms, and those sums are added up with compensation.
+    """
+    lanes = 8 if cpu else 64
+    index = f"group * {lanes}u + lane" if cpu else "group"
+    kind4 = "vec4f" if wide else "f32"
+    first, step = ("0u", "1u") if cpu else ("lane", f"{lanes}u")
+    if kind == "max":
+        merge = "let m = X[at]; value = select(value, m, (m > value) | (m != m));"
+        loop = f"var value = {kind4}(bitcast<f32>(params.lowest));\n" \
+               f"for (var k = {first}; k < params.size; k += {step}) {{ let at = base_ + k; {merge} }}\n"
+        join = "select(a, b, (b > a) | (b != b))"
+    else:
+        loop = f"""var value = {kind4}();
+var lost = {kind4}();
+for (var k = {first}; k < params.size; k += 64u * {step}) {{
+    var block = {kind4}();
+    for (var j = k; j < min(k + 64u * {step}, params.size); j += {step}) {{ block += X[base_ + j]; }}
+    let y = block - lost;
+    let total = value + y;
+    lost = (total - value) - y;
+    value = total;
+}}
+"""
+        join = "a + b"
+    whole = "join(join(value.x, value.y), join(value.z, value.w))" if wide else "value"
+    scale = " * params.scale" if kind == "avg" else ""
+    functions = f"fn join(a: f32, b: f32) -> f32 {{ return {join}; }}\n"
+    body = f"let i = {index};\n"
+    if cpu:
+        body += f"if (i >= params.count) {{ return; }}\nlet base_ = i * params.size;\n{loop}store(i, {whole}{scale});"
+    else:
+        functions += f"var<workgroup> part: array<f32, {lanes}>;\n"
+        body += f"""let base_ = i * params.size;
+{loop}part[lane] = {whole};
+workgroupBarrier();
+for (var half = {lanes // 2}u; half > 0u; half /= 2u) {{
+    if (lane < half) {{ part[lane] = join(part[lane], part[lane + half]); }}
+    workgroupBarrier();
+}}
+if (lane == 0u) {{ store(i, part[0]{scale}); }}"""
+    last = ("scale", "f32") if kind == "avg" else ("lowest", "u32")
+    return Kernel(f"row_{kind}", body, (Binding("X", "vec4f" if wide else "f32"),),
+                  params=(("count", "u32"), ("size", "u32"), last), lanes=lanes, functions=functions)  # type: ignore[arg-type]
+
+
+def _rows(plan: Lowering, x: Tensor, kind: str) -> Tensor:
+    """Reduce the spatial dimensions of [N, C, spatial...] to size 1."""
+    shape = x.shape[:2] + (1,) * (x.rank - 2)
+    rows, size = math.prod(x.shape[:2]), math.prod(x.shape[2:])
+    wide = size % 4 == 0
+    kernel = _rows_kernel(kind, wide, plan.target.cpu)
+    params: dict[str, int | float] = {"count": rows, "size": size // 4 if wide else size, "lowest": 0xFF800000,
+                                      "scale": 1.0 / size if size else math.nan}
+    groups = -(-rows // kernel.lanes) if plan.target.cpu else rows
+    return plan.pending(kernel, [plan.storage(x)], params, groups, x.dtype, shape, flops=float(x.size))
+
+
+@op("GlobalAveragePool", since=1)
+class GlobalAveragePool(Operator):
+    """Y = the mean over all spatial dimensions.  X: [N, C, spatial...] f32 -> Y: [N, C, 1...]."""
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        return _rows(plan, _floats(plan, inputs[0], 2), "avg")
+
+
+@op("GlobalMaxPool", since=1)
+class GlobalMaxPool(Operator):
+    """Y = the maximum over all spatial dimensions.  X: [N, C, spatial...] f32 -> Y: [N, C, 1...]."""
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        return _rows(plan, _floats(plan, inputs[0], 2), "max")

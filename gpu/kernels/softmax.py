@@ -1,0 +1,184 @@
+"""Softmax and LogSoftmax."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+from ..errors import InvalidModel
+from .elementwise import operands
+from .kernel import Binding, Kernel
+from .reduce import MAX, SUM, fold
+from .registry import NoKernel, Operator, op
+
+if TYPE_CHECKING:
+    from ..graph.lowering import Lowering
+    from ..graph.tensor import Tensor
+
+__all__ = ["softmax"]
+
+
+def softmax(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, log: bool) -> Tensor:
+    """e ** x / sum(e ** x), or its logarithm, over the middle one of [outer, size, inner]."""
+    if x.type != "f32":
+        raise NoKernel(f"no kernel for {x.dtype.name}")
+    if x.size == 0:
+        return plan.new(x.dtype, x.shape)
+    rows = outer * inner
+    if not plan.target.cpu and inner == 1:
+        kernel = _group_kernel(log)
+        return plan.pending(kernel, [plan.storage(x)], {"size": size, "infinity": math.inf}, outer, x.dtype, x.shape)
+    if in_steps(rows, size):
+        values = plan.view(x, (outer, size, inner))
+        top = fold(plan, values, outer, size, inner, MAX, (outer, 1, inner))
+        plan.storage(top)
+        powers = plan.map("exp(x - m)", {"x": values, "m": top})
+        if not log:
+            plan.storage(powers)
+        total = fold(plan, powers, outer, size, inner, SUM, (outer, 1, inner))
+        plan.storage(total)
+        if log:
+            made = plan.map("x - m - log(s)", {"x": values, "m": top, "s": total})
+        else:
+            made = plan.map("e / s", {"e": powers, "s": total})
+        return made if values is x else plan.view(made, x.shape)
+    wide = inner == 1 and size % 4 == 0
+    kernel = _row_kernel(wide, log)
+    params: dict[str, int | float] = {"rows": rows, "size": size, "inner": inner, "infinity": math.inf}
+    return plan.pending(kernel, [plan.storage(x)], params, -(-rows // kernel.lanes), x.dtype, x.shape, flops=8.0 * x.size)
+
+
+def in_steps(rows: int, size: int) -> bool:
+    """Whether there are too few rows to give one to each invocation."""
+    return size * rows >= 4096 and rows < 32
+
+
+@lru_cache
+def _row_kernel(wide: bool, log: bool) -> Kernel:
+    # One row for each invocation.
+    params = (("rows", "u32"), ("size", "u32"), ("inner", "u32"), ("infinity", "f32"))
+    head = "let t = group * 8u + lane;\nif (t < params.rows) {\nvar top = -params.infinity;\n"
+    if wide:
+        body = f"""let quads = params.size / 4u; let base = t * quads;
+var top4 = vec4f(top);
+for (var r = 0u; r < quads; r++) {{ top4 = max(top4, x[base + r]); }}
+top = max(max(top4.x, top4.y), max(top4.z, top4.w));
+var total4 = vec4f();
+for (var r = 0u; r < quads; r++) {{ total4 += exp(x[base + r] - top); }}
+let total = (total4.x + total4.y) + (total4.z + total4.w);
+{"let less = top + log(total);" if log else "let scale = 1.0 / total;"}
+for (var r = 0u; r < quads; r++) {{
+    store4(base + r, {"x[base + r] - less" if log else "exp(x[base + r] - top) * scale"});
+}}
+}}"""
+        kind = "vec4f"
+    else:
+        body = f"""let step = params.inner; let base = t / step * params.size * step + t % step;
+for (var r = 0u; r < params.size; r++) {{ top = max(top, x[base + r * step]); }}
+var total = 0.0;
+var part = 0.0;
+for (var r = 0u; r < params.size; r++) {{
+    part += exp(x[base + r * step] - top);
+    if (r % 64u == 63u) {{ total += part; part = 0.0; }}
+}}
+total += part;
+{"let less = top + log(total);" if log else "let scale = 1.0 / total;"}
+for (var r = 0u; r < params.size; r++) {{
+    let i = base + r * step;
+    store(i, {"x[i] - less" if log else "exp(x[i] - top) * scale"});
+}}
+}}"""
+        kind = "f32"
+    name = ("log_softmax" if log else "softmax") + ("x4" if wide else "")
+    return Kernel(
+        name, head + body, reads=(Binding("x", kind),), params=params, result="f32",  # type: ignore[arg-type]
+        width=4 if wide else 1, lanes=8,
+    )
+
+
+@lru_cache
+def _group_kernel(log: bool) -> Kernel:
+    """One row for each workgroup."""
+    body = f"""let base = group * params.size;
+var top = -params.infinity;
+for (var r = lane; r < params.size; r += 64u) {{ top = max(top, x[base + r]); }}
+parts[lane] = top;
+for (var step = 32u; step > 0u; step /= 2u) {{
+    workgroupBarrier();
+    if (lane < step) {{ parts[lane] = max(parts[lane], parts[lane + step]); }}
+}}
+workgroupBarrier();
+top = parts[0];
+workgroupBarrier();
+var total = 0.0;
+for (var r = lane; r < params.size; r += 64u) {{ total += exp(x[base + r] - top); }}
+parts[lane] = total;
+for (var step = 32u; step > 0u; step /= 2u) {{
+    workgroupBarrier();
+    if (lane < step) {{ parts[lane] += parts[lane + step]; }}
+}}
+workgroupBarrier();
+total = parts[0];
+{"let less = top + log(total);" if log else "let scale = 1.0 / total;"}
+for (var r = lane; r < params.size; r += 64u) {{
+    store(base + r, {"x[base + r] - less" if log else "exp(x[base + r] - top) * scale"});
+}}"""
+    return Kernel(
+        "log_softmax_group" if log else "softmax_group", body, reads=(Binding("x"),),
+        params=(("size", "u32"), ("infinity", "f32")), functions="var<workgroup> parts: array<f32, 64>;\n",
+    )
+
+
+class _Softmax(Operator):
+    log: ClassVar[bool] = False
+
+    def along(self, plan: Lowering, x: Tensor, axis: int) -> Tensor:
+        axis = plan.axis(axis, x.rank)
+        if x.rank == 0:
+            return softmax(plan, x, 1, 1, 1, self.log)
+        return softmax(
+            plan, x, math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]), self.log
+        )
+
+    def flattened(self, plan: Lowering, x: Tensor, axis: int) -> Tensor:
+        if not -x.rank <= axis <= x.rank:
+            raise InvalidModel(f"node {plan.node!r} ({plan.op}): axis {axis} is out of range for {x.rank} dimensions")
+        axis = axis + x.rank if axis < 0 else axis
+        return softmax(plan, x, math.prod(x.shape[:axis]), math.prod(x.shape[axis:]), 1, self.log)
+
+
+@op("Softmax", since=1)
+class SoftmaxFlattened(_Softmax):
+    """y = e ** x / sum(e ** x) over all dimensions from axis on."""
+
+    axis: int = 1
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the kernels; the last one may be fused onto."""
+        return self.flattened(plan, operands(plan, inputs, 1)[0], self.axis)
+
+
+@op("Softmax", since=13)
+class Softmax(_Softmax):
+    """y = e ** x / sum(e ** x) along axis."""
+
+    axis: int = -1
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the kernels; the last one may be fused onto."""
+        return self.along(plan, operands(plan, inputs, 1)[0], self.axis)
+
+
+@op("LogSoftmax", since=1)
+class LogSoftmaxFlattened(SoftmaxFlattened):
+    """y = x - ln(sum(e ** x)) over all dimensions from axis on."""
+
+    log = True
+
+
+@op("LogSoftmax", since=13)
+class LogSoftmax(Softmax):
+    """y = x - ln(sum(e ** x)) along axis."""
+
+    log = True

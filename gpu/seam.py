@@ -1,0 +1,298 @@
+"""The few frozen types that all floors share.
+
+Standard library and NumPy only: this file knows no Trio, no wgpu, no ONNX. Everything here can
+be sent to another thread, and (but for `Load.source` of some kinds) to another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "Begin",
+    "Begun",
+    "BlockView",
+    "Closed",
+    "Counts",
+    "Cursor",
+    "Done",
+    "Dropped",
+    "Ended",
+    "Explained",
+    "Failed",
+    "Fenced",
+    "Finished",
+    "Load",
+    "Loaded",
+    "ModelMetadata",
+    "Outputs",
+    "Progress",
+    "Read",
+    "Reply",
+    "Segment",
+    "StepView",
+    "TensorInfo",
+]
+
+StepKind = Literal["gpu", "host", "opaque"]
+
+
+class Cursor(NamedTuple):
+    """The program counter of a run: the next unit to submit. Ordered."""
+
+    activation: int
+    step: int = 0
+    unit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What the scheduler may know of a step.
+
+    Attributes:
+        kind: where it runs; a segment never mixes kinds. "opaque": a whole model in one call.
+        units: into how many equal parts it may be cut; 1 = nowhere.
+        cost_s: estimated seconds for all of its units.
+        multiple: a part that is cut off should be a multiple of so many units.
+    """
+
+    kind: StepKind
+    units: int = 1
+    cost_s: float = 0.0
+    multiple: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run has no further block."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """A straight line of steps whose shapes are known.
+
+    Attributes:
+        activation: number of this entry into a block, counted from 0 within a run.
+        steps: at least one.
+        then: what follows: another block, the end, or None = decided by values, which the
+            `Fenced` of the block's last segment tells.
+    """
+
+    activation: int
+    steps: tuple[StepView, ...]
+    then: BlockView | Finished | None = field(default_factory=Finished)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch [start, stop) of one block, submitted as one: the quantum of scheduling.
+
+    `stop` may be Cursor(activation, len(steps)): the block's end. A segment that reaches it with
+    `then` None asks the engine to decide.
+    """
+
+    run: int
+    seq: int
+    start: Cursor
+    stop: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Name, dtype and declared shape of a model's input or output.
+
+    Attributes:
+        name: as the model says.
+        type: ONNX Runtime's spelling, such as ``"tensor(float)"``.
+        shape: per dimension an int, the name of a symbolic dimension, or None; None = unknown rank.
+        dtype: the NumPy dtype, None for what is no tensor.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int | str | None, ...] | None
+    dtype: np.dtype[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model says of itself."""
+
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    version: int = 0
+    custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Where one node of the model runs, and why.
+
+    Attributes:
+        node: the node's name. op: its operator.
+        where: "gpu", "host", "folded" (computed once, ahead of runs), "view" (no work: another
+            shape of the same bytes), "opaque", or "unplanned" (no shapes known yet).
+        why: a few words: the kernel, what it fused into, or why there is no kernel for it.
+    """
+
+    node: str
+    op: str
+    where: str
+    why: str
+
+
+# --- requests -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Make a session of a model.
+
+    Attributes:
+        source: a path, bytes, or an onnx.ModelProto.
+        input_shapes: make and compile a plan for these ahead of the first run.
+        allow_host_steps: False: an operator on floats without a kernel is an error.
+        cpu_threads: for engines that compute on the CPU; None = theirs to choose.
+    """
+
+    source: Any
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None
+    allow_host_steps: bool = True
+    cpu_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Start a run: check the feeds, plan, compile, upload.
+
+    Attributes:
+        run: a number that no other run of this engine has or had.
+        feeds: input name -> array. The engine reads them until `Ended`.
+        wanted: names of the outputs, in order.
+    """
+
+    run: int
+    feeds: Mapping[str, Any]
+    wanted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Bring outputs of a finished run back as NumPy arrays."""
+
+    run: int
+    names: tuple[str, ...]
+
+
+# --- replies --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a load is: phase "read", "optimise", "plan", "compile" or "upload"; total may be 0."""
+
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A session is there.
+
+    Attributes:
+        backend: the engine's name, "webgpu", "cpu" or "fake".
+        adapter: what it computes on, for people to read.
+    """
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    overridable: tuple[TensorInfo, ...]
+    metadata: ModelMetadata
+    backend: str
+    adapter: str
+    providers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run may stream its segments."""
+
+    run: int
+    block: BlockView | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A segment is finished.
+
+    Attributes:
+        gpu_s: seconds that it took on the device, None where not known.
+        next: for the last segment of a block whose `then` is None: what was decided.
+        ready: names of outputs that are computed now and were not before.
+    """
+
+    run: int
+    seq: int
+    gpu_s: float | None = None
+    next: BlockView | Finished | None = None
+    ready: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A segment was not submitted: its run had been stopped."""
+
+    run: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What `Read` asked for. Arrays belong to the receiver."""
+
+    run: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of a run's segments: handed to the driver, seen finished, not handed on."""
+
+    submitted: int = 0
+    finished: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run is over: nothing of it is in flight, its buffers may be used again."""
+
+    run: int
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request was not carried out.
+
+    `error` is one of gpu/errors.py, `RunStopped` where the run (or the load) was stopped, or,
+    where there is a bug in here, anything else.
+    """
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The engine is gone, with all it held."""
+
+
+Reply = Loaded | Begun | Fenced | Dropped | Outputs | Ended | Failed | Closed
+Done = Callable[[Reply], None]

@@ -1,0 +1,216 @@
+"""The public way in: `open_scheduler` and the `Scheduler` that it gives."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from ..actors import CLOSE_BOUND_S, Actor, run_actor
+from ..gpu.seam import Load
+from .backends import check_backend, choose, engine_factory
+from .home import Home
+from .run import BEGIN_BOUND_S
+from .session import Session
+from .statistics import Statistics
+
+__all__ = ["Scheduler", "open_scheduler"]
+
+EXIT_BOUND_S = 2 * BEGIN_BOUND_S + 2 * CLOSE_BOUND_S
+"""Longer than what each session bounds by itself, in seconds; then what is left is abandoned."""
+
+
+class Scheduler(trio.abc.AsyncResource):
+    """Loads models and owns the sessions. Made by `open_scheduler`."""
+
+    def __init__(self, nursery: trio.Nursery, backend: str, adapter: str | int | None, max_in_flight: int) -> None:
+        self._nursery = nursery
+        self._backend = backend
+        self._adapter = adapter
+        self._max_in_flight = max_in_flight
+        self._home = Home()
+        self._closed = False
+        self._loads: set[trio.CancelScope] = set()
+        self._sessions: dict[Actor, Session] = {}
+        self._changed = trio.Event()
+        self._past = Statistics()
+
+    async def load(
+        self,
+        source: Any,
+        *,
+        backend: str | None = None,
+        adapter: str | int | None = None,
+        input_shapes: Mapping[str, Sequence[int]] | None = None,
+        allow_host_steps: bool = True,
+        cpu_threads: int | None = None,
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> Session:
+        """Load a model on a device.
+
+        Args:
+            source: a path, bytes, a file object open for reading bytes (Trio's too), or an onnx.ModelProto.
+            backend: "auto", "webgpu", "cpu" or a registered name; None: the scheduler's.
+            adapter: index or part of the name of an adapter; None: the scheduler's.
+            input_shapes: input name -> shape: prepare for these ahead of the first run.
+            allow_host_steps: False: an operator on floats that has no kernel is an error.
+            cpu_threads: threads for back ends that compute on the CPU; None: theirs to choose.
+            on_progress: called as ``on_progress(phase, done, total)`` on the Trio thread; `total`
+                may be 0. What it raises ends the load and leaves it.
+
+        Returns:
+            A session; it lives until it or the scheduler is closed.
+
+        Raises:
+            InvalidModel: the file cannot be read, or its graph breaks ONNX's rules.
+            UnsupportedOperator: an operator cannot run here.
+            NoAdapter: there is nothing to run on, or not what was asked for.
+            OutOfDeviceMemory: the device has no room for the weights.
+            OSError: the file cannot be opened.
+            ValueError: an unknown name of a back end.
+            trio.ClosedResourceError: the scheduler is closed, or was during the load.
+            RuntimeError: called from another Trio run, another thread or a forked process.
+
+        **Cancellation:** the load is stopped (between two pipelines), and waited for, shielded, for a
+        bounded time; nothing is left behind.
+        """
+        self._home.check("a scheduler")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check()
+        session: Session | None = None
+        with trio.CancelScope() as scope:
+            self._loads.add(scope)
+            try:
+                choice = await choose(backend or self._backend, self._adapter if adapter is None else adapter)
+                factory = await engine_factory(choice.backend)
+                shapes = None if input_shapes is None else {name: tuple(s) for name, s in input_shapes.items()}
+                request = Load(await _content(source), shapes, allow_host_steps, cpu_threads)
+
+                def make() -> Any:
+                    return factory(adapter=choice.adapter, max_in_flight=self._max_in_flight)
+
+                actor: Actor = await self._nursery.start(self._keep, make, request, on_progress)
+                session = self._sessions[actor] = Session(actor, self._home, self._max_in_flight)
+            finally:
+                self._loads.discard(scope)
+                self._forget()
+        if session is None or self._closed:
+            if session is not None:
+                session.close()
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise trio.ClosedResourceError("the scheduler was closed during the load")
+        return session
+
+    def statistics(self) -> Statistics:
+        """What all sessions together have done until now, the closed ones too."""
+        return sum((session.statistics() for session in self._sessions.values()), self._past)
+
+    async def aclose(self) -> None:
+        """Stop and drain every session, and close them. No effect on a closed scheduler.
+
+        Raises:
+            RuntimeError: called from another Trio run, another thread or a forked process.
+
+        **Cancellation:** what is closed stays closed; only the wait ends.
+        """
+        self._home.check("a scheduler")
+        self._closed = True
+        for scope in self._loads:
+            scope.cancel()
+        for session in tuple(self._sessions.values()):
+            session.close()
+        await trio.lowlevel.checkpoint()
+        while self._loads or self._sessions:
+            await self._changed.wait()
+
+    async def _keep(
+        self,
+        make: Callable[[], Any],
+        request: Load,
+        on_progress: Callable[[str, int, int], None] | None,
+        *,
+        task_status: trio.TaskStatus[Actor] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """An actor's supervisor: forgets its session when it has ended."""
+        try:
+            await run_actor(make, request, on_progress, task_status=task_status)
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        for actor in [actor for actor in self._sessions if actor.closed.is_set()]:
+            self._past += self._sessions.pop(actor).statistics()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("the scheduler is closed")
+
+
+@asynccontextmanager
+async def open_scheduler(
+    *, backend: str = "auto", adapter: str | int | None = None, max_in_flight: int = 2
+) -> AsyncIterator[Scheduler]:
+    """Open a scheduler, for ``async with``; leaving stops and drains every session.
+
+    Args:
+        backend: what sessions run on unless `load` says otherwise. "auto": what ``TRIONNX_BACKEND``
+            names, else a hardware adapter, else "cpu" where onnxruntime is installed, else a software adapter.
+        adapter: index or part of the name of an adapter; None: what ``TRIONNX_ADAPTER`` says, else the best.
+        max_in_flight: segments on an adapter's queue at once, at least 1.
+
+    Yields:
+        The scheduler.
+
+    Raises:
+        ValueError: an unknown name of a back end, or a bad `max_in_flight`.
+        RuntimeError: called outside Trio.
+
+    **Cancellation:** leaving is shielded and bounded; what hangs is abandoned.
+    """
+    check_backend(backend, "back end")
+    if max_in_flight < 1:
+        raise ValueError(f"max_in_flight is at least 1, not {max_in_flight}")
+    await trio.lowlevel.checkpoint()
+    error: BaseException
+    try:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
+            scheduler = Scheduler(nursery, backend, adapter, max_in_flight)
+            try:
+                yield scheduler
+            finally:
+                with trio.move_on_after(EXIT_BOUND_S, shield=True):
+                    await scheduler.aclose()
+                nursery.cancel_scope.cancel()
+        return
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) != 1:
+            raise
+        error = group.exceptions[0]
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+        del error, context
+
+
+async def _content(source: Any) -> Any:
+    """A source that an engine takes: file objects are read here, in a thread."""
+    if isinstance(source, os.PathLike):
+        return os.fspath(source)
+    read = getattr(source, "read", None)
+    if read is None:
+        return source
+    if inspect.iscoroutinefunction(read):
+        content = await read()
+    else:
+        content = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+    if not isinstance(content, bytes):
+        raise TypeError(f"a model's file object gives bytes, not {type(content).__name__}; open it in mode 'rb'")
+    return content

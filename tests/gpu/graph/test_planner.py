@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trionnx.gpu.errors import InvalidData, InvalidModel, RunStopped, UnsupportedOperator
+from trionnx.gpu.graph.planner import Planner
+from trionnx.gpu.graph.read import read_model
+from trionnx.gpu.graph.target import CPU_LIKE
+
+F = np.dtype(np.float32)
+
+
+def nothing() -> None:
+    pass
+
+
+def plan(model, **shapes):
+    planner = Planner(read_model(model), CPU_LIKE)
+    inputs = {i.name: (i.dtype, shapes[i.name]) for i in planner.model.inputs}
+    return planner, planner.start(inputs, nothing)
+
+
+def test_shape_arithmetic_leaves_no_step(parse):
+    model = parse(
+        "g (float[N,C,H,W] x) => (float[N,M] y) <int64[1] minus = {-1}, int64[1] zero = {0}, int64[1] one = {1}>"
+        "{ s = Shape(x) n = Slice(s, zero, one) d = Concat<axis=0>(n, minus) y = Reshape(x, d) }"
+    )
+    _, block = plan(model, x=(2, 3, 4, 5))
+    assert [type(s).__name__ for s in block.steps] == ["Upload"]
+    assert block.results["y"].shape == (2, 60)
+
+
+def test_a_condition_that_is_fed_ends_a_block_and_each_answer_is_planned_once(parse):
+    model = parse(
+        "g (float[3] x, bool c) => (float[3] y) {"
+        "y = If (c) <then_branch = t () => (float[3] a) { a = Relu(x) }, else_branch = e () => (float[3] b) { b = Neg(x) }> }"
+    )
+    planner, first = plan(model, x=(3,), c=())
+    assert first.results is None
+    yes = planner.resume(first, [np.array(True)], nothing)
+    no = planner.resume(first, [np.array(False)], nothing)
+    assert yes is not no
+    assert planner.resume(first, [np.array(True)], nothing) is yes
+    assert yes.results is not None
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_branches_read_values_around_them_and_give_outputs(open_model, parse, rng, condition):
+    driver = open_model(
+        parse(
+            "g (float[3] x, bool c) => (float[3] y, float[3] z) { w = Add(x, x)"
+            "u, z = If (c) <"
+            "then_branch = t () => (float[3] a, float[3] w2) { a = Relu(w) w2 = Neg(w) },"
+            "else_branch = e () => (float[3] b, float[3] d) { b = Mul(w, x) d = Identity(b) }>"
+            "y = Sub(u, x) }"
+        )
+    )
+    x = rng.standard_normal(3, np.float32)
+    y, z = driver.run({"x": x, "c": np.array(condition)})
+    w = x + x
+    a, b = (np.maximum(w, 0), -w) if condition else (w * x, w * x)
+    np.testing.assert_allclose(y, a - x, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(z, b, rtol=1e-6, atol=1e-6)
+
+
+def test_nested_branches(open_model, parse):
+    driver = open_model(
+        parse(
+            "g (float[2] x, bool c, bool d) => (float[2] y) { y = If (c) <"
+            "then_branch = t () => (float[2] a) { a = If (d) <"
+            "then_branch = tt () => (float[2] p) { p = Add(x, x) }, else_branch = te () => (float[2] q) { q = Mul(x, x) }> },"
+            "else_branch = e () => (float[2] b) { b = Identity(x) }> }"
+        )
+    )
+    x = np.array([3, 5], np.float32)
+    expected = {(1, 1): x + x, (1, 0): x * x, (0, 1): x, (0, 0): x}
+    for (c, d), value in [*expected.items(), *expected.items()]:
+        (y,) = driver.run({"x": x, "c": np.array(bool(c)), "d": np.array(bool(d))})
+        np.testing.assert_array_equal(y, value)
+
+
+def test_a_shape_that_values_decide(open_model, parse, rng):
+    driver = open_model(parse("g (float[N] x) => (float[M] y) { n = NonZero(x) f = Cast<to=1>(n) y = Relu(f) }"))
+    for count in (3, 0, 5, 3):
+        x = np.zeros(8, np.float32)
+        x[:count] = 1
+        (y,) = driver.run({"x": x})
+        np.testing.assert_array_equal(y, np.arange(count, dtype=np.float32)[None])
+
+
+def test_a_reshape_whose_shape_is_fed(open_model, parse):
+    driver = open_model(parse("g (float[A,B] x, int64[R] s) => (float[C,D] y) { r = Reshape(x, s) y = Add(r, r) }"))
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for shape in ([4, 3], [2, -1], [12, 1]):
+        (y,) = driver.run({"x": x, "s": np.array(shape)})
+        np.testing.assert_array_equal(y, 2 * x.reshape(shape))
+
+
+def test_loops_run_on_the_host_with_values_around_them(open_model, parse):
+    driver = open_model(
+        parse(
+            "g (float[2] x, int64 n) => (float[2] y) <bool yes = {1}> { d = Add(x, x) y = Loop (n, yes, x) <"
+            "body = b (int64 i, bool c, float[2] v) => (bool k, float[2] w) { k = Identity(c) w = Add(v, d) }> }"
+        )
+    )
+    x = np.array([1, 2], np.float32)
+    (y,) = driver.run({"x": x, "n": np.array(3)})
+    np.testing.assert_array_equal(y, x + 3 * (x + x))
+
+
+def test_host_steps_on_floats_can_be_refused(parse):
+    model = read_model(parse("g (float[N] x) => (float[M] y) { n = NonZero(x) y = Cast<to=1>(n) }"))
+    planner = Planner(model, CPU_LIKE, allow_host_steps=False)
+    with pytest.raises(UnsupportedOperator, match="NonZero"):
+        planner.start({"x": (F, (3,))}, nothing)
+
+
+def test_an_index_out_of_range_names_the_node(open_model, parse):
+    driver = open_model(parse("g (float[10] x, int64[3] i) => (float[3] y) { y = Gather<axis=0>(x, i) }"))
+    x = np.arange(10, dtype=np.float32)
+    with pytest.raises(InvalidData, match=r"Gather.*10"):
+        driver.run({"x": x, "i": np.array([0, 10, 1])})
+    (y,) = driver.run({"x": x, "i": np.array([-1, -9, -10])})
+    np.testing.assert_array_equal(y, [9, 1, 0])
+
+
+def test_shapes_that_do_not_broadcast_name_the_node(parse):
+    with pytest.raises(InvalidModel, match=r"Add_0.*\[2\].*\[3\]"):
+        plan(parse("g (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }"), x=(2,), z=(3,))
+
+
+def test_planning_can_be_stopped_between_nodes(parse):
+    model = read_model(parse("g (float[N] x) => (float[N] y) { a = Relu(x) b = Neg(a) y = Abs(b) }"))
+    asked = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise RunStopped
+
+    with pytest.raises(RunStopped):
+        Planner(model, CPU_LIKE).start({"x": (F, (3,))}, check)
+
+
+def test_every_node_is_explained(parse):
+    model = parse(
+        "g (float[N,4] x) => (float[M] y, int64[2] s) { r = Relu(x) y = Flatten(r) n = NonZero(r) s = Shape(n) }"
+    )
+    planner, _ = plan(model, x=(2, 4))
+    where = {e.op: e.where for e in planner.explained}
+    assert where["Relu"] == "gpu"
+    assert where["Flatten"] == "view"
+    assert where["NonZero"] == "host"
+    assert all(e.why for e in planner.explained)

@@ -1,0 +1,37 @@
+"""ONNX models on any GPU, inside Trio apps, that really stop when they are cancelled.
+
+Importing this opens no driver and imports no engine; the first `load` does.
+"""
+
+from __future__ import annotations
+
+from .gpu.errors import (
+    DeviceHung,
+    DeviceLost,
+    InvalidData,
+    InvalidInput,
+    InvalidModel,
+    NoAdapter,
+    OutOfDeviceMemory,
+    RunTerminated,
+    UnsupportedOperator,
+)
+from .scheduler import RunOptions, Scheduler, Session, Statistics, open_scheduler, register_engine
+
+__all__ = [
+    "DeviceHung",
+    "DeviceLost",
+    "InvalidData",
+    "InvalidInput",
+    "InvalidModel",
+    "NoAdapter",
+    "OutOfDeviceMemory",
+    "RunOptions",
+    "RunTerminated",
+    "Scheduler",
+    "Session",
+    "Statistics",
+    "UnsupportedOperator",
+    "open_scheduler",
+    "register_engine",
+]
