@@ -10,10 +10,8 @@ Exits with 1 where anything is not as it should be.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,12 +20,11 @@ from typing import Any
 
 import numpy as np
 import trio
-from rich.console import Console
 from rich.progress import Progress
 
 import real_models
 import trionnx
-from trionnx.cli.console import bar, milliseconds, table
+from trionnx.cli.console import bar, milliseconds, output, quiet_drivers, table
 from trionnx.cli.measure import HandOvers
 
 __all__: list[str] = []
@@ -36,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BATCH = 8
 KNOWN = {"README.md": "markdown", "pyproject.toml": "toml", "Makefile": "makefile", "examples/demo.py": "python"}
 
-console = Console(markup=False, highlight=False)
+console = output()
 
 
 class Wrong(Exception):
@@ -203,8 +200,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # Some drivers look for a Wayland display, and complain where this is not set.
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    quiet_drivers()
     try:
         trio.run(main)
     except (Wrong, real_models.Unavailable) as error:

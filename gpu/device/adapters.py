@@ -118,7 +118,7 @@ def choose_adapter(
 
 def adapter_features(info: AdapterInfo) -> list[str]:
     """The features to ask the device for: what is needed, and what helps where it is offered."""
-    return [NEEDED, *(f for f in ("timestamp-query",) if f in info._adapter.features)]
+    return [NEEDED, *(f for f in ("timestamp-query", "subgroup") if f in info._adapter.features)]
 
 
 def target_of(info: AdapterInfo) -> Target:

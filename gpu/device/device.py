@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ..errors import DeviceLost
 from ..kernels.kernel import Program
 from .adapters import DRIVER_LOCK, AdapterInfo, adapter_features, target_of
+from .subgroup import measure_subgroup
 
 __all__ = ["Device", "Pipeline"]
 
@@ -68,6 +70,8 @@ class Device:
         signature = "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)"
         self._map_callback = ffi.callback(signature, mapped)
         self._align = int(self.native.limits["min-uniform-buffer-offset-alignment"])
+        if self.target.cpu and "subgroup" in self.native.features:
+            self.target = replace(self.target, subgroup=measure_subgroup(self))
 
     @property
     def pipelines(self) -> int:
@@ -137,14 +141,18 @@ class Device:
         """The pipeline of a program: made once per device."""
         made = self._pipelines.get(program)
         if made is None:
-            with DRIVER_LOCK:
-                group_layout, layout = self._layout(program)
-                module = self.native.create_shader_module(label=program.name, code=program.wgsl)
-                native = self.native.create_compute_pipeline(
-                    label=program.name, layout=layout, compute={"module": module, "entry_point": "main"}
-                )
-            made = self._pipelines[program] = Pipeline(program, native, group_layout)
+            made = self._pipelines[program] = self.compile(program)
         return made
+
+    def compile(self, program: Program) -> Pipeline:
+        """A pipeline that is not kept."""
+        with DRIVER_LOCK:
+            group_layout, layout = self._layout(program)
+            module = self.native.create_shader_module(label=program.name, code=program.wgsl)
+            native = self.native.create_compute_pipeline(
+                label=program.name, layout=layout, compute={"module": module, "entry_point": "main"}
+            )
+        return Pipeline(program, native, group_layout)
 
     def _layout(self, program: Program) -> tuple[Any, Any]:
         key = (bool(program.params), program.reads, program.writes)

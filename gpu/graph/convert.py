@@ -69,7 +69,7 @@ class Convert:
             array = constants.get(info.name)
             if array is not None and not overridable and not nested:
                 continue
-            scope[info.name] = value = Value(info.name, _dtype(info.type))
+            scope[info.name] = value = Value(self._unshadowed(info.name), _dtype(info.type))
             if array is None or nested:
                 inputs.append(value)
             else:
@@ -77,7 +77,7 @@ class Convert:
                 later.append(value)
             constants.pop(info.name, None)
         for name, array in constants.items():
-            scope[name] = Value(name, array.dtype, array)
+            scope[name] = Value(self._unshadowed(name), array.dtype, array)
         self.scopes.append(scope)
         ordered = self._ordered(proto)
         nodes: list[Node] = []
@@ -132,9 +132,9 @@ class Convert:
             inputs.pop()
         outputs: list[Value | None] = []
         for name in proto.output:
-            outputs.append(Value(name, dtypes.get(name)) if name else None)
+            outputs.append(Value(self._unshadowed(name, 1), dtypes.get(name)) if name else None)
         attrs = {a.name: self._attribute(a, proto) for a in proto.attribute}
-        scope.update((v.name, v) for v in outputs if v is not None)
+        scope.update((n, v) for n, v in zip(proto.output, outputs, strict=True) if v is not None)
         return Node(op, domain, self.opsets.get(domain, 0), self._name(proto), tuple(inputs), tuple(outputs), attrs)
 
     def _constant(self, a: AttributeProto) -> Array | None:
@@ -198,6 +198,14 @@ class Convert:
             name = f"{proto.name or proto.op_type}_{self.made}"
             self.made += 1
         self.names.add(name)
+        return name
+
+    def _unshadowed(self, name: str, own: int = 0) -> str:
+        """A name for a value that no value of the graphs around its graph has."""
+        around = self.scopes[: len(self.scopes) - own]
+        taken = {v.name for scope in around if (v := scope.get(name)) is not None}
+        while name in taken or (name.endswith("'") and any(name in scope for scope in around)):
+            name += "'"
         return name
 
     def _find(self, name: str) -> Value | None:

@@ -176,6 +176,7 @@ class _Writer:
         return made, self.params
 
     def _param(self, name: str, kind: str, value: int | float) -> str:
+        name = f"e_{name}"  # the kernel that is fused onto has parameters of its own
         if name not in self.params:
             self.params[name] = value
             self.kinds.append((name, kind))
@@ -221,7 +222,7 @@ class _Writer:
         for axis in range(rank - 1, -1, -1):
             if axis:
                 dim = self._param(f"d{axis}", "u32", self.dims[axis])
-                lines.append(f"let c{axis} = n % {dim}; n = n / {dim};\n")
+                lines.append(f"let q{axis} = n / {dim}; let c{axis} = n - q{axis} * {dim}; n = q{axis};\n")
             else:
                 lines.append("let c0 = n;\n")
             for g, leaf in enumerate(self.general):
@@ -257,30 +258,45 @@ class _Writer:
         for n, leaf in enumerate(self.tree.leaves):
             args.append(f"e{n}")
             if leaf in self.strides:
-                lines.append(f"var e{n}: vec4<{leaf.type}>;\n")
-            elif leaf.size == self.out.size and leaf.size > 1:
+                continue
+            if leaf.size == self.out.size and leaf.size > 1:
                 test = " != vec4<u32>()" if leaf.type == "bool" else ""
                 lines.append(f"let e{n} = leaf{n}[i]{test};\n")
             else:
                 lines.append(f"let e{n} = vec4<{leaf.type}>(leaf{n}[0]{_test(leaf)});\n")
         if self.general:
-            even = self._param("inner4", "u32", int(self.dims[-1] % 4 == 0))
-            lines.append(f"let o0 = offsets(i * 4u);\nif ({even} != 0u) {{\n")
-            for g, leaf in enumerate(self.general):
-                n = self.tree.leaves.index(leaf)
-                step = self._param(f"s{g}_{len(self.dims) - 1}", "u32", 0)
-                loads = ", ".join(f"leaf{n}[o0.o{g}{f' + {k}u * {step}' if k else ''}]{_test(leaf)}" for k in range(4))
-                lines.append(f"e{n} = vec4<{leaf.type}>({loads});\n")
-            lines.append("} else {\n")
-            lines += [f"let o{k} = offsets(i * 4u + {k}u);\n" for k in range(1, 4)]
-            for g, leaf in enumerate(self.general):
-                n = self.tree.leaves.index(leaf)
-                loads = ", ".join(f"leaf{n}[o{k}.o{g}]{_test(leaf)}" for k in range(4))
-                lines.append(f"e{n} = vec4<{leaf.type}>({loads});\n")
-            lines.append("}\n")
+            lines += self._places()
         values = ", ".join(self._call(args, f".{c}") for c in "xyzw")
         lines.append(f"out[i] = vec4<{_stored(self.out)}>({values});\n}}\n")
         return "".join(lines)
+
+    def _places(self) -> list[str]:
+        """Statements that read the broadcast leaves at four elements.
+
+        One turn of the loop does where the four lie in one row, else it takes four. (A branch
+        would not do: software adapters compute both of its sides.)
+        """
+        last = len(self.dims) - 1
+        turns = self._param("turns", "u32", 1 if self.dims[last] % 4 == 0 else 4)
+        before, inside, after = [], [], []
+        for g, leaf in enumerate(self.general):
+            n, item = self.tree.leaves.index(leaf), f"vec4<{leaf.type}>"
+            if self.strides[leaf][last]:
+                step = self._param(f"s{g}_{last}", "u32", self.strides[leaf][last])
+                before.append(f"var p{g} = vec4u();\n")
+                inside.append(f"p{g} = select(p{g}, o.o{g} + ahead * {step}, ahead < vec4u(4u));\n")
+                loads = ", ".join(f"leaf{n}[p{g}.{c}]{_test(leaf)}" for c in "xyzw")
+                after.append(f"let e{n} = {item}({loads});\n")
+            else:
+                before.append(f"var e{n} = {item}();\n")
+                inside.append(f"e{n} = select(e{n}, {item}(leaf{n}[o.o{g}]{_test(leaf)}), ahead < vec4u(4u));\n")
+        return [
+            *before,
+            "var turn = 0u;\nloop {\nlet o = offsets(i * 4u + turn);\nlet ahead = vec4u(0u, 1u, 2u, 3u) - turn;\n",
+            *inside,
+            f"turn++;\nif (turn >= {turns}) {{ break; }}\n}}\n",
+            *after,
+        ]
 
     def _value_type(self) -> str:
         root = self.tree.root

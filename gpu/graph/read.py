@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +229,15 @@ def _skeleton_of(proto: onnx.ModelProto, check: Callable[[], None]) -> Skeleton:
             continue
         for item in value:
             count += 1
-            if descriptor.name == "initializer" and item.HasField("raw_data") and item.ByteSize() >= _PIECE:
+            large = descriptor.name == "initializer" and prod(item.dims) >= 1024
+            if large and item.HasField("raw_data"):
                 check()
                 slim = piece.graph.initializer.add(name=item.name, data_type=item.data_type, dims=item.dims)
                 refer(slim, len(out.blobs))
                 out.blobs.append(Blob(RAW_DATA, (memoryview(item.raw_data),)))
                 continue
             getattr(piece.graph, descriptor.name).add().CopyFrom(item)
-            large = descriptor.name in ("node", "initializer") and item.ByteSize() >= _PIECE // 64
+            large = large or (descriptor.name == "node" and item.ByteSize() >= _PIECE // 64)
             if large or not count & 63:
                 piece = flush(piece, large)
     add(piece)

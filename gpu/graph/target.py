@@ -18,7 +18,8 @@ class Target:
         max_binding_bytes: the largest stretch of a buffer that one dispatch may see.
         max_workgroups: workgroups of one dispatch.
         width: workgroups that run side by side; a step is cut into multiples of it.
-        f16: shaders may use f16. subgroups: shaders may use subgroup operations.
+        f16: shaders may use f16.
+        subgroup: invocations in a subgroup where shaders may use subgroup operations and it is known, else 0.
     """
 
     cpu: bool = True
@@ -30,7 +31,7 @@ class Target:
     max_workgroups: int = 65535
     width: int = 2
     f16: bool = False
-    subgroups: bool = False
+    subgroup: int = 0
 
 
 CPU_LIKE = Target()

@@ -28,7 +28,7 @@ _PACKED = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 _BITS: dict[int, int] = {_CODES[name]: bits for name, bits in _PACKED.items() if name in _CODES}
 _SIXES = {_CODES[name] for name in ("FLOAT6E2M3", "FLOAT6E3M2") if name in _CODES}
 _VARINTS = (5, 7, 11)
-_PIECE = 1 << 20
+_PIECE = 1 << 17
 
 
 def element_type(data_type: int) -> np.dtype[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -186,7 +187,7 @@ def _cast(node: Node, inputs: Inputs) -> list[Array] | None:
 
 
 @op("Where")
-def _where(node: Node, inputs: Inputs) -> list[Array]:
+def _where(node: Node, inputs: Inputs) -> list[Any]:
     condition, x, y = inputs
     return [np.where(condition, x, y)]
 

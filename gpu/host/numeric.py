@@ -16,12 +16,12 @@ import numpy as np
 
 from ..errors import InvalidData, InvalidModel
 from ..graph.model import Node
-from . import arithmetic, indexing, ml, movement, neural, reductions
+from . import arithmetic, indexing, ml, movement, neural, reductions, windows
 from .table import TABLE, Array
 
 __all__ = ["evaluate", "has_numeric"]
 
-_FAMILIES = (arithmetic, indexing, ml, movement, neural, reductions)
+_FAMILIES = (arithmetic, indexing, ml, movement, neural, reductions, windows)
 _STRUCTURAL = frozenset(
     (
         *("Shape", "Size", "Gather", "GatherElements", "GatherND", "Reshape", "Concat", "Identity", "Unsqueeze"),

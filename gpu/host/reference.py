@@ -6,7 +6,7 @@ time for a given node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationErro
 from ..errors import InvalidData, UnsupportedOperator
 from ..graph.model import Node, Value
 from . import numeric
+from .control import CONTROL, evaluate_control
 from .protobuf import captured, node_proto, tensor_type
 from .table import Array
 
@@ -28,7 +29,10 @@ _SMALL = 1024
 
 
 def evaluate_host(
-    node: Node, inputs: Sequence[Any], context: Mapping[str, Array] | None = None
+    node: Node,
+    inputs: Sequence[Any],
+    context: Mapping[str, Any] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> list[Any]:
     """Compute a node on the host: in NumPy where there is an implementation, else by the reference.
 
@@ -37,6 +41,7 @@ def evaluate_host(
         inputs: arrays (lists for sequences), None where an optional input is left out.
         context: name -> array for what its nested graphs take from the graphs around it;
             constants need not be in it.
+        check: called before each node of a nested graph; what it raises leaves.
 
     Returns:
         As many outputs as the node has; those that nobody reads may be None. They may share
@@ -46,32 +51,55 @@ def evaluate_host(
         InvalidData: the values break a rule of the operator; names the node.
         InvalidModel: a required attribute or input is missing.
         UnsupportedOperator: there is no implementation of the operator.
+        KeyError: `context` lacks a value.
     """
+    if not (context or any(True for _ in node.graphs())):
+        return _evaluate(node, inputs, {}, check)
+    given: dict[Value, Any] = {}
+    for value in captured(node):
+        if value.const is None:
+            if context is None or value.name not in context:
+                raise KeyError(f"node {node.name!r} needs {value.name!r} from the graph around it")
+            given[value] = context[value.name]
+    return _evaluate(node, inputs, given, check)
+
+
+def _evaluate(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], check: Callable[[], None]) -> list[Any]:
+    if (node.domain, node.op) in CONTROL and not (node.op == "Scan" and node.opset < 9):
+
+        def evaluate(inner: Node, given: Sequence[Any], around: Mapping[Value, Any]) -> list[Any]:
+            check()
+            return _evaluate(inner, given, around, check)
+
+        return evaluate_control(node, inputs, outer, evaluate)
     made = numeric.evaluate(node, inputs)
-    return evaluate_reference(node, inputs, context) if made is None else made
+    return evaluate_reference(node, inputs, outer) if made is None else made
 
 
-def evaluate_reference(
-    node: Node, inputs: Sequence[Any], context: Mapping[str, Array] | None = None
-) -> list[Any]:
+def evaluate_reference(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any] | None = None) -> list[Any]:
     """Compute a node by onnx.reference; the prepared evaluator is kept on the node.
 
-    Arguments, results and errors are those of `evaluate_host`.
+    Args:
+        node: the node.
+        inputs: arrays (lists for sequences), None where an optional input is left out.
+        outer: what its nested graphs capture; constants need not be in it.
+
+    Returns:
+        As many outputs as the node has; those that nobody reads may be None.
+
+    Raises:
+        InvalidData: the values break a rule of the operator; names the node.
+        UnsupportedOperator: there is no implementation of the operator.
     """
     given = [*inputs, *([None] * (len(node.inputs) - len(inputs)))]
     key = tuple(x.dtype if isinstance(x, np.ndarray) else type(x) for x in given)
     prepared = node.prepared.get(key)
     if prepared is None:
         prepared = node.prepared[key] = _prepare(node, given)
-    evaluator, outer = prepared
+    evaluator, taken = prepared
     feeds = {f"i{i}": x for i, x in enumerate(given) if x is not None}
-    for i, value in enumerate(outer):
-        array = value.const
-        if array is None:
-            array = (context or {}).get(value.name)
-        if array is None:
-            raise KeyError(f"node {node.name!r} needs {value.name!r} from the graph around it")
-        feeds[f"c{i}"] = array
+    for i, value in enumerate(taken):
+        feeds[f"c{i}"] = (outer or {})[value] if value.const is None else value.const
     try:
         with np.errstate(all="ignore"):
             made = evaluator.run(None, feeds)

@@ -20,6 +20,7 @@ FAMILIES = tuple(
         "functions",
         "elementwise",
         "conv",
+        "conv_transpose",
         "pool",
         "recurrent",
         "resize",

@@ -99,12 +99,17 @@ class Sigmoid(Elementwise):
 
 
 @op("HardSigmoid", since=6)
-class HardSigmoid(Elementwise):
+class HardSigmoid(Operator):
     """y = min(max(alpha * x + beta, 0), 1)."""
 
     alpha: float = 0.2
     beta: float = 0.5
-    wgsl = "clamp(params.alpha * x + params.beta, 0.0, 1.0)"
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the expressions to the plan."""
+        params = {"alpha": self.alpha, "beta": self.beta}
+        y = plan.map("params.alpha * x + params.beta", {"x": _float(plan, inputs)}, params=params)
+        return plan.map("select(select(y, 0.0, y < 0.0), 1.0, y > 1.0)", {"y": y})
 
 
 @op("HardSwish", since=14)

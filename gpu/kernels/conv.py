@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .conv_depthwise import choose_block, lower_blocks
+from .conv_gemm import choose_channels, lower_blocked
 from .conv_space import flatten
-from .conv_tile import choose_tile, lower_tiles
+from .conv_tile import choose_tile, lower_tiles, turns
 from .registry import NoKernel, Operator, op
-from .window import bad, windows
+from .window import MOST_TURNS, bad, windows
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
@@ -35,6 +37,7 @@ class Conv(Operator):
     group: int = 1
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the kernel that suits the shapes and the adapter; it may be fused onto."""
         x, w, b = (*inputs, None, None)[:3]
         if x is None or w is None:
             raise bad(plan, "the inputs X and W", "fewer")
@@ -53,5 +56,10 @@ class Conv(Operator):
             raise NoKernel(f"{x.rank - 2} spatial dimensions")
         shape = (x.shape[0], w.shape[0], *(axis.out for axis in axes))
         space = flatten(axes)
-        tile = choose_tile(w.shape[0] // self.group, space, x.shape[0])
-        return lower_tiles(plan, x, w, b, self.group, space, shape, tile)
+        block = choose_block(space, plan.target.cpu) if w.shape[1] == 1 and self.group > 1 else None
+        if block is not None:
+            return lower_blocks(plan, x, w, b, space, shape, block)
+        outputs = w.shape[0] // self.group
+        if not plan.target.cpu or turns(w.shape[1], space) > MOST_TURNS:
+            return lower_blocked(plan, x, w, b, self.group, space, shape, choose_channels(outputs))
+        return lower_tiles(plan, x, w, b, self.group, space, shape, choose_tile(outputs, space))

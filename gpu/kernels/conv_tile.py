@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .conv_space import Space, place
+from .conv_space import PARAMS, Space, place, sizes, stores
 from .conv_weights import panels
 from .kernel import Binding, Kernel
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.tensor import Shape, Tensor
 
-__all__ = ["Tile", "choose_tile", "lower_tiles"]
+__all__ = ["Tile", "choose_tile", "lower_tiles", "turns"]
 
 LANES = 8
 UNROLL = 8
@@ -29,11 +29,14 @@ class Tile:
     pixels: int
 
 
-def choose_tile(outputs: int, space: Space, images: int) -> Tile:
-    """The tile for so many output channels per group."""
-    pixels = 16 if space.length > 64 else 8 if space.length > 16 else 4
+def choose_tile(outputs: int, space: Space) -> Tile:
+    """The tile for so many output channels per group: large, but where too many lanes would idle."""
     channels = 16 if outputs > 8 else 8 if outputs > 4 else 4
-    return Tile(channels, pixels)
+
+    def cost(pixels: int) -> float:
+        return -(-space.length // (LANES * pixels)) * pixels * {16: 0.8, 8: 1.2, 4: 1.8}[pixels]
+
+    return Tile(channels, min((16, 8, 4), key=cost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,17 @@ def _row(form: _Form) -> str:
     vectors, quads = tile.pixels // 4, tile.channels // 4
     lines: list[str] = []
     if taps > UNROLL:
-        lines.append(f"for (var kw = 0u; kw < {taps}u; kw++) {{")
-        lines.append(f"let t = kw * {dilation}u; let at = (row + t % {stride}u * params.plane) * 4u + t / {stride}u;")
-        for j in range(vectors):
-            lines.append(f"let x0_{j} = vec4f({', '.join(f'X[at + {4 * j + k}u]' for k in range(4))});")
-        lines += _products(tile, 0)
-        lines.append(f"at_w += {quads}u; }}")
+        lines.append(f"for (var kw = 0u; kw < {taps}u; kw += 4u) {{")
+        for n in range(4):
+            lines.append(f"{{ let t = (kw + {n}u) * {dilation}u;")
+            if n:
+                lines[-1] = f"if (kw + {n}u < {taps}u) " + lines[-1]
+            lines.append(f"let at = (row + t % {stride}u * params.plane) * 4u + t / {stride}u;")
+            for j in range(vectors):
+                lines.append(f"let x0_{j} = vec4f({', '.join(f'X[at + {4 * j + k}u]' for k in range(4))});")
+            lines += _products(tile, 0)
+            lines.append(f"at_w += {quads}u; }}")
+        lines.append("}")
         return "\n".join(lines)
     loaded: set[str] = set()
     for tap in range(taps):
@@ -101,8 +109,8 @@ def _tile_kernel(form: _Form) -> Kernel:
 let rest = group / params.across;
 let panel = rest % params.panels;
 let image = rest / params.panels;
-let part = panel / params.panels_per_group;
-let channel = panel % params.panels_per_group * {tile.channels}u;
+let part = panel / params.panels_per_part;
+let channel = panel % params.panels_per_part * {tile.channels}u;
 if (strip * {tile.pixels}u >= params.length) {{ return; }}
 var at_w = panel * params.panel_size;
 var at_x = (image * params.parts + part) * params.inputs * params.channel + strip * {vectors}u;"""]
@@ -117,33 +125,17 @@ var at_x = (image * params.parts + part) * params.inputs * params.channel + stri
         lines.append(f"for (var kh = 0u; kh < {kh}u; kh++) {{ let th = kh * {dh}u;")
         row += f" + th % {sh}u * {sw}u * params.plane + th / {sh}u * params.width"
     lines += [f"{{ let row = {row};", _row(form), "}", "}" * ((kd > 1) + (kh > 1)), "at_x += params.channel;\n}"]
-    lines.append("let first = (image * params.parts + part) * params.outputs + channel;")
-    limit = "" if tile.channels == 4 else ""
-    for j in range(vectors):
-        lines.append(f"""{{
-let p = strip * {vectors}u + {j}u;
-let y = p / params.width;
-let x = (p % params.width) * 4u;
-let z = y / params.height;
-let oy = y % params.height;
-if (x < params.out_w && oy < params.out_h && z < params.out_d) {{
-let at = first * params.out_size + (z * params.out_h + oy) * params.out_w + x;
-{limit}""")
-        for i in range(tile.channels):
-            lines.append(f"if (channel + {i}u < params.outputs) {{ let o = at + {i}u * params.out_size;")
-            if form.whole:
-                lines.append(f"store4(o / 4u, c{i}_{j});")
-            else:
-                lines.append(f"store(o, c{i}_{j}.x);")
-                lines += [f"if (x + {k}u < params.out_w) {{ store(o + {k}u, c{i}_{j}.{'xyzw'[k]}); }}" for k in (1, 2, 3)]
-            lines.append("}")
-        lines.append("}}")
-    names = ("across", "panels", "panels_per_group", "length", "panel_size", "parts", "inputs", "outputs", "channel", "plane",
-             "slice", "width", "height", "out_w", "out_h", "out_d", "out_size")
+    lines.append(stores([f"strip * {vectors}u + {j}u" for j in range(vectors)], tile.channels, form.whole))
     loop = form.kernel[2] > UNROLL
     name = f"conv_{'x'.join(map(str, form.kernel))}_tile{tile.channels}x{tile.pixels}"
     return Kernel(name, "\n".join(lines), (Binding("X", "f32" if loop else "vec4f"), Binding("W", "vec4f")),
-                  params=tuple((n, "u32") for n in names), width=4 if form.whole else 1, lanes=LANES)
+                  params=PARAMS, width=4 if form.whole else 1, lanes=LANES)
+
+
+def turns(inputs: int, space: Space) -> int:
+    """How often the loops of one lane turn, all together; see MOST_TURNS."""
+    d, h, w = (axis.kernel for axis in space.axes)
+    return inputs * (1 + d * (1 + h * (1 + (-(-w // 4) if w > UNROLL else 0))))
 
 
 def lower_tiles(
@@ -161,13 +153,7 @@ def lower_tiles(
     per_group = -(-outputs // tile.channels)
     taps = d.kernel * h.kernel * o.kernel
     across = -(-space.length // (tile.pixels * LANES))
-    params: dict[str, int | float] = {
-        "across": across, "panels": per_group * group, "panels_per_group": per_group, "length": space.length,
-        "panel_size": (inputs * taps + 1) * tile.channels // 4, "parts": group, "inputs": inputs, "outputs": outputs,
-        "channel": space.channel // 4, "plane": space.plane // 4, "slice": space.height * space.width // 4,
-        "width": space.width // 4, "height": space.height, "out_w": o.out, "out_h": h.out, "out_d": d.out,
-        "out_size": d.out * h.out * o.out,
-    }
+    params = sizes(space, group, per_group, inputs, outputs, tile.channels, across)
     flops = 2.0 * images * group * outputs * inputs * taps * d.out * h.out * o.out
     groups = images * group * per_group * across
     return plan.pending(kernel, [source, weights], params, groups, x.dtype, shape, flops=flops)

@@ -202,7 +202,7 @@ class Pow(Operator):
         value = plan.known_value(y)
         if value is not None and value.size == 1:
             short = _SHORT_POWERS.get(float(value.reshape(-1)[0]))
-            if short is not None and (x.type == "f32" or (x.type == "i32" and "." not in short and "sqrt" not in short)):
+            if short is not None and (x.type == "f32" or (x.type == "i32" and short.startswith(("x", "(x")))):
                 return plan.map(short, {"x": x}, shape=plan.broadcast(x.shape, y.shape))
         if x.type != "f32":
             raise NoKernel(f"no kernel for powers of {x.dtype.name}")
@@ -215,11 +215,14 @@ class Pow(Operator):
         if y.type != "f32":
             raise NoKernel(f"exponents of {y.dtype.name}")
         power = plan.map(
-            "select(pow(abs(x), y), 1.0, y == 0.0 || x == 1.0)", {"x": x, "y": y}
+            "select(select(pow(abs(x), y), select(0.0, params.inf, y < 0.0), x == 0.0), 1.0, y == 0.0 || x == 1.0)",
+            {"x": x, "y": y},
+            params={"inf": math.inf},
         )
         return plan.map(
             "select(p, select(params.nan, select(p, -p, abs(y) % 2.0 == 1.0), y == trunc(y)), x < 0.0)",
-            {"p": power, "x": x, "y": y}, params={"nan": math.nan},
+            {"p": power, "x": x, "y": y},
+            params={"nan": math.nan},
         )
 
 
@@ -247,7 +250,7 @@ class ClipByAttributes(Operator):
         (x,) = operands(plan, inputs, 1)
         if x.type != "f32":
             raise NoKernel(f"no kernel for {x.dtype.name}")
-        bounds = [plan.constant(np.float32(self.min)), plan.constant(np.float32(self.max))]
+        bounds = [plan.constant(np.array(bound, np.float32)) for bound in (self.min, self.max)]
         return clip(plan, x, *bounds)
 
 
@@ -271,13 +274,15 @@ class Clip(Operator):
 
 
 def clip(plan: Lowering, x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    """x between two scalars, either of which may be missing; NaN stays NaN."""
+    """A tensor between two scalars, either of which may be missing; NaN stays NaN."""
     wgsl, args = "x", {"x": x}
     if low is not None:
         wgsl, args["low"] = "select(x, low, x < low)", low
     if high is not None:
-        wgsl, args["high"] = (f"select({wgsl}, high, x > high)" if low is None else
-                              f"select({wgsl}, high, x > high || low > high)"), high
+        wgsl, args["high"] = (
+            (f"select({wgsl}, high, x > high)" if low is None else f"select({wgsl}, high, x > high || low > high)"),
+            high,
+        )
     return plan.map(wgsl, args, shape=x.shape)
 
 

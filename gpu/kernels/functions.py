@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .elementwise import Elementwise
-from .registry import op
+import numpy as np
+
+from .elementwise import Elementwise, operands
+from .registry import NoKernel, Operator, op
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.tensor import Tensor
 
-__all__ = ["ERF", "TANH", "log1p"]
+__all__ = ["ERF", "TANH", "arcsine", "log1p", "sine"]
 
 TANH = "tanh(clamp({x}, -15.0, 15.0))"
 _ERF_BIG = (
@@ -29,9 +31,55 @@ ERF = f"select({_ERF_SMALL.format(s='(x * x)')}, {_ERF_BIG.format(t='min(abs(x),
 
 
 def log1p(plan: Lowering, x: Tensor) -> Tensor:
-    """log(1 + x), accurate for small x."""
-    one = plan.map("1.0 + x", {"x": x})
-    return plan.map("select(log(u) * (x / (u - 1.0)), x, u == 1.0)", {"x": x, "u": one})
+    """log(1 + x) for 0 <= x <= 1, accurate for small x too: 2 artanh(x / (2 + x)), a series."""
+    s = plan.map("x / (2.0 + x)", {"x": x})
+    terms = "0.066666667"
+    for n in range(13, 1, -2):
+        terms = f"fma(z, {terms}, {1 / n!r})"
+    z = plan.map("s * s", {"s": s})
+    return plan.map(f"2.0 * s * (1.0 + z * ({terms}))", {"s": s, "z": z})
+
+
+def sine(plan: Lowering, x: Tensor, turns: int) -> Tensor:
+    """sin(x + turns * pi / 2), to f32's accuracy for |x| < 1e5."""
+    k = plan.map("round(x * 0.636619772)", {"x": x})
+    r = plan.map("fma(k, -7.54978995489e-8, fma(k, -4.83751296997e-4, fma(k, -1.5703125, x)))", {"k": k, "x": x})
+    sin = plan.map(
+        "fma(r * (r * r), fma(r * r, fma(r * r, -1.9515295891e-4, 8.3321608736e-3), -1.6666654611e-1), r)", {"r": r}
+    )
+    cos = plan.map(
+        "fma(r * r, fma(r * r, fma(r * r, fma(r * r, 2.443315711809948e-5, -1.388731625493765e-3),"
+        " 4.166664568298827e-2), -0.5), 1.0)",
+        {"r": r},
+    )
+    quarter = plan.map(f"i32(k) + {turns}", {"k": k}, dtype=np.int32)
+    value = plan.map("select(s, c, (q & 1) == 1)", {"s": sin, "c": cos, "q": quarter})
+    return plan.map("select(v, -v, (q & 2) == 2)", {"v": value, "q": quarter})
+
+
+def arcsine(plan: Lowering, x: Tensor) -> Tensor:
+    """arcsin(x)."""
+    small = "abs(x) <= 0.5"
+    z = plan.map(f"select(0.5 - 0.5 * abs(x), x * x, {small})", {"x": x})
+    s = plan.map(f"select(sqrt(z), abs(x), {small})", {"x": x, "z": z})
+    p = plan.map(
+        "fma(s * z, fma(fma(fma(fma(4.2163199048e-2, z, 2.4181311049e-2), z, 4.5470025998e-2), z, 7.4953002686e-2),"
+        " z, 1.6666752422e-1), s)",
+        {"s": s, "z": z},
+    )
+    return plan.map(f"sign(x) * select(1.57079633 - 2.0 * p, p, {small})", {"p": p, "x": x})
+
+
+class _Function(Operator):
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the expressions to the plan."""
+        (x,) = operands(plan, inputs, 1)
+        if x.type != "f32":
+            raise NoKernel(f"no kernel for {x.dtype.name}")
+        return self.of_float(plan, x)
+
+    def of_float(self, plan: Lowering, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @op("Sqrt", since=6)
@@ -56,45 +104,70 @@ class Log(Elementwise):
 
 
 @op("Sin", since=7)
-class Sin(Elementwise):
+class Sin(_Function):
     """y = sin(x)."""
 
-    wgsl = "sin(x)"
+    def of_float(self, plan: Lowering, x: Tensor) -> Tensor:
+        """Add the expressions."""
+        return sine(plan, x, 0)
 
 
 @op("Cos", since=7)
-class Cos(Elementwise):
+class Cos(_Function):
     """y = cos(x)."""
 
-    wgsl = "cos(x)"
+    def of_float(self, plan: Lowering, x: Tensor) -> Tensor:
+        """Add the expressions."""
+        return sine(plan, x, 1)
 
 
 @op("Tan", since=7)
-class Tan(Elementwise):
+class Tan(_Function):
     """y = tan(x)."""
 
-    wgsl = "sin(x) / cos(x)"
+    def of_float(self, plan: Lowering, x: Tensor) -> Tensor:
+        """Add the expressions."""
+        return plan.map("s / c", {"s": sine(plan, x, 0), "c": sine(plan, x, 1)})
 
 
 @op("Asin", since=7)
-class Asin(Elementwise):
+class Asin(_Function):
     """y = arcsin(x)."""
 
-    wgsl = "asin(x)"
+    def of_float(self, plan: Lowering, x: Tensor) -> Tensor:
+        """Add the expressions."""
+        return arcsine(plan, x)
 
 
 @op("Acos", since=7)
-class Acos(Elementwise):
+class Acos(_Function):
     """y = arccos(x)."""
 
-    wgsl = "acos(x)"
+    def of_float(self, plan: Lowering, x: Tensor) -> Tensor:
+        """Add the expressions: where |x| is large, twice the arcsine of half the chord."""
+        s = plan.map("select(sqrt(0.5 - 0.5 * abs(x)), x, abs(x) <= 0.5)", {"x": x})
+        return plan.map(
+            "select(select(2.0 * a, 3.14159265 - 2.0 * a, x < 0.0), 1.57079633 - a, abs(x) <= 0.5)",
+            {"a": arcsine(plan, s), "x": x},
+        )
 
 
 @op("Atan", since=7)
-class Atan(Elementwise):
+class Atan(_Function):
     """y = arctan(x)."""
 
-    wgsl = "atan(x)"
+    def of_float(self, plan: Lowering, x: Tensor) -> Tensor:
+        """Add the expressions: x is brought below tan(pi / 8)."""
+        a = plan.map("abs(x)", {"x": x})
+        t = plan.map("select(select(a, (a - 1.0) / (a + 1.0), a > 0.41421356), -1.0 / a, a > 2.41421356)", {"a": a})
+        start = plan.map("select(select(0.0, 0.785398163, a > 0.41421356), 1.57079633, a > 2.41421356)", {"a": a})
+        z = plan.map("t * t", {"t": t})
+        p = plan.map(
+            "fma(t * z, fma(fma(fma(8.05374449538e-2, z, -1.38776856032e-1), z, 1.99777106478e-1), z,"
+            " -3.33329491539e-1), t)",
+            {"t": t, "z": z},
+        )
+        return plan.map("sign(x) * (s + p)", {"s": start, "p": p, "x": x})
 
 
 @op("Sinh", since=9)
@@ -115,21 +188,21 @@ class Cosh(Elementwise):
 class Tanh(Elementwise):
     """y = tanh(x)."""
 
-    wgsl = TANH.format(x="x")
+    wgsl = f"select({TANH.format(x='x')}, x, (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u)"
 
 
 @op("Asinh", since=9)
 class Asinh(Elementwise):
     """y = arsinh(x)."""
 
-    wgsl = "asinh(x)"
+    wgsl = "sign(x) * select(log(abs(x) + sqrt(x * x + 1.0)), log(abs(x)) + 0.69314718, abs(x) > 1e8)"
 
 
 @op("Acosh", since=9)
 class Acosh(Elementwise):
     """y = arcosh(x)."""
 
-    wgsl = "acosh(x)"
+    wgsl = "select(log(x + sqrt((x - 1.0) * (x + 1.0))), log(x) + 0.69314718, x > 1e8)"
 
 
 @op("Atanh", since=9)

@@ -57,7 +57,9 @@ class Gather(Operator):
         inner = math.prod(x.shape[axis + 1 :])
         wide = inner % 4 == 0
         params = {
-            "quads": -(-math.prod(shape) // 4), "inner": inner // 4 if wide else inner, "picks": indices.size,
+            "quads": -(-math.prod(shape) // 4),
+            "inner": inner // 4 if wide else inner,
+            "picks": indices.size,
             "size": size,
         }
         kernel = _gather_kernel(x.type, wide, plan.target.cpu)
@@ -78,9 +80,12 @@ def _gather_kernel(kind: str, wide: bool, cpu: bool) -> Kernel:
 """
     each = "pick(q)" if wide else f"{item}(" + ", ".join(f"pick(q * 4u + {k}u)" for k in range(4)) + ")"
     return Kernel(
-        "gather" + ("x4" if wide else ""), quad_loop(cpu, f"store4(q, {each});"),
+        "gather" + ("x4" if wide else ""),
+        quad_loop(cpu, f"store4(q, {each});"),
         reads=(Binding("x", f"vec4<{stored}>" if wide else stored), Binding("where_", "i32")),
-        params=tuple((n, "u32") for n in ("quads", "inner", "picks", "size")), result=kind, width=4,
+        params=tuple((n, "u32") for n in ("quads", "inner", "picks", "size")),
+        result=kind,
+        width=4,
         functions=functions,
     )
 
@@ -101,7 +106,8 @@ class GatherElements(Operator):
             i > n for a, (i, n) in enumerate(zip(indices.shape, x.shape, strict=True)) if a != axis
         ):
             raise InvalidModel(
-                f"node {plan.node!r} (GatherElements): indices of shape {list(indices.shape)} do not fit {list(x.shape)}"
+                f"node {plan.node!r} (GatherElements): "
+                f"indices of shape {list(indices.shape)} do not fit {list(x.shape)}"
             )
         if not indices.size:
             return plan.new(x.dtype, indices.shape)
@@ -112,7 +118,13 @@ class GatherElements(Operator):
 
 
 def _picked(
-    plan: Lowering, x: Tensor, where: Tensor, shape: tuple[int, ...], dims: tuple[int, ...], strides: list[int], step: int
+    plan: Lowering,
+    x: Tensor,
+    where: Tensor,
+    shape: tuple[int, ...],
+    dims: tuple[int, ...],
+    strides: list[int],
+    step: int,
 ) -> Tensor:
     """y[i] = x[base(i) + where[i] * step], base walking x by strides over dims."""
     merged, (steps,) = collapse(dims, [strides])
@@ -135,9 +147,13 @@ def _picked_kernel(kind: str, rank: int, cpu: bool) -> Kernel:
     each = ", ".join(f"pick(q * 4u + {k}u)" for k in range(4))
     names = ["quads", "step", *(f"{letter}{axis}" for axis in range(rank) for letter in "ds")]
     return Kernel(
-        "gather_elements", quad_loop(cpu, f"store4(q, vec4<{kind}>({each}));"),
-        reads=(Binding("x", stored), Binding("where_", "i32")), params=tuple((n, "u32") for n in names),
-        result=kind, width=4, functions="".join(lines),
+        "gather_elements",
+        quad_loop(cpu, f"store4(q, vec4<{kind}>({each}));"),
+        reads=(Binding("x", stored), Binding("where_", "i32")),
+        params=tuple((n, "u32") for n in names),
+        result=kind,
+        width=4,
+        functions="".join(lines),
     )
 
 
@@ -198,7 +214,11 @@ def _gather_nd_kernel(kind: str, cpu: bool) -> Kernel:
 """
     each = ", ".join(f"pick(q * 4u + {k}u)" for k in range(4))
     return Kernel(
-        "gather_nd", quad_loop(cpu, f"store4(q, vec4<{kind}>({each}));"),
+        "gather_nd",
+        quad_loop(cpu, f"store4(q, vec4<{kind}>({each}));"),
         reads=(Binding("x", stored), Binding("where_", "i32")),
-        params=tuple((n, "u32") for n in ("quads", "inner", "picks", "size")), result=kind, width=4, functions=functions,
+        params=tuple((n, "u32") for n in ("quads", "inner", "picks", "size")),
+        result=kind,
+        width=4,
+        functions=functions,
     )

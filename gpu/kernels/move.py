@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-
 from ..errors import InvalidModel
 from ..graph.fuse import collapse
 from ..graph.tensor import contiguous_strides
@@ -31,13 +30,30 @@ def quad_loop(cpu: bool, inner: str) -> str:
     return f"for (var k = 0u; k < 4u; k++) {{\nlet q = {index};\nif (q < params.quads) {{\n{inner}\n}}\n}}"
 
 
-def strided(plan: Lowering, x: Tensor, shape: Shape, dims: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
-    """y[i0, i1, ...] = x[offset + i0 * strides[0] + i1 * strides[1] + ...], as `shape`.
+# One turn does where the four elements lie in one row. (A branch would not do: software adapters
+# compute both of its sides.)
+FOUR_PLACES = """var o = vec4u();
+var turn = 0u;
+loop {{
+    let ahead = vec4u(0u, 1u, 2u, 3u) - turn;
+    o = select(o, place(q * 4u + turn) + ahead * {step}, ahead < vec4u(4u));
+    turn++;
+    if (turn >= params.turns) {{ break; }}
+}}
+"""
+
+
+def strided(
+    plan: Lowering, x: Tensor, shape: Shape, dims: Sequence[int], strides: Sequence[int], offset: int
+) -> Tensor:
+    """Copy: y[i0, i1, ...] = x[offset + i0 * strides[0] + i1 * strides[1] + ...], as `shape`.
 
     Args:
+        plan: takes the kernel.
         x: contiguous, read by flat index.
         shape: of the result; its elements are those of `dims` in row-major order.
-        dims: how far each index runs. strides: in elements, may be negative or 0.
+        dims: how far each index runs.
+        strides: in elements, may be negative or 0.
         offset: of the first element.
     """
     if x.type is None:
@@ -62,7 +78,7 @@ def strided(plan: Lowering, x: Tensor, shape: Shape, dims: Sequence[int], stride
     params |= {f"d{axis}": size for axis, size in enumerate(merged) if axis}
     params |= {f"s{axis}": step & 0xFFFFFFFF for axis, step in enumerate(steps)}
     if not wide:
-        params["even"] = int(merged[-1] % 4 == 0)
+        params["turns"] = 1 if merged[-1] % 4 == 0 else 4
     kernel = _strided_kernel(x.type, len(merged), wide, plan.target.cpu)
     return plan.pending(kernel, [plan.storage(x)], params, -(-size // 4 // QUADS), x.dtype, shape)
 
@@ -72,25 +88,26 @@ def _strided_kernel(kind: str, rank: int, wide: bool, cpu: bool) -> Kernel:
     stored = "u32" if kind == "bool" else kind
     lines = ["fn place(i: u32) -> u32 {\nvar n = i;\nvar o = params.offset;\n"]
     for axis in range(rank - 1, 0, -1):
-        lines.append(f"o += n % params.d{axis} * params.s{axis}; n = n / params.d{axis};\n")
+        lines.append(f"let q{axis} = n / params.d{axis}; o += (n - q{axis} * params.d{axis}) * params.s{axis};\n")
+        lines.append(f"n = q{axis};\n")
     lines.append("return o + n * params.s0;\n}\n")
     if wide:
         test = " != vec4u()" if kind == "bool" else ""
         inner = f"store4(q, x[place(q)]{test});"
     else:
         test = " != 0u" if kind == "bool" else ""
-        last = f"params.s{rank - 1}"
-        inner = (
-            f"let i = q * 4u;\nlet o0 = place(i);\nvar o1 = o0 + {last};\nvar o2 = o1 + {last};\nvar o3 = o2 + {last};\n"
-            "if (params.even == 0u) { o1 = place(i + 1u); o2 = place(i + 2u); o3 = place(i + 3u); }\n"
-            f"store4(q, vec4<{kind}>(" + ", ".join(f"x[o{k}]{test}" for k in range(4)) + "));"
-        )
+        inner = FOUR_PLACES.format(step=f"params.s{rank - 1}")
+        inner += f"store4(q, vec4<{kind}>(" + ", ".join(f"x[o.{c}]{test}" for c in "xyzw") + "));"
     names = ["quads", "offset", *(f"d{a}" for a in range(1, rank)), *(f"s{a}" for a in range(rank))]
-    names += [] if wide else ["even"]
+    names += [] if wide else ["turns"]
     return Kernel(
-        f"copy{rank}d{'x4' if wide else ''}", quad_loop(cpu, inner),
+        f"copy{rank}d{'x4' if wide else ''}",
+        quad_loop(cpu, inner),
         reads=(Binding("x", f"vec4<{stored}>" if wide else stored),),
-        params=tuple((name, "u32") for name in names), result=kind, width=4, functions="".join(lines),
+        params=tuple((name, "u32") for name in names),
+        result=kind,
+        width=4,
+        functions="".join(lines),
     )
 
 
@@ -123,8 +140,9 @@ def slices(plan: Lowering, x: Tensor, parts: dict[int, slice]) -> Tensor:
     return strided(plan, x, tuple(shape), shape, strides, offset)
 
 
-def _slice(plan: Lowering, x: Tensor, starts: list[int], ends: list[int], axes: list[int] | None,
-           steps: list[int] | None) -> Tensor:
+def _slice(
+    plan: Lowering, x: Tensor, starts: list[int], ends: list[int], axes: list[int] | None, steps: list[int] | None
+) -> Tensor:
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     if len({len(starts), len(ends), len(axes), len(steps)}) > 1:
@@ -261,13 +279,20 @@ def _place_kernel(wide: bool, cpu: bool) -> Kernel:
     index = "(group * 64u + lane) * 4u + k" if cpu else "group * 256u + k * 64u + lane"
     body = f"""for (var k = 0u; k < 4u; k++) {{
     let i = {index};
-    if (i < params.count) {{ y[params.offset + i / params.run * params.pitch + i % params.run] = x[i]; }}
+    if (i < params.count) {{
+        let row = i / params.run;
+        y[params.offset + row * params.pitch + (i - row * params.run)] = x[i];
+    }}
 }}"""
     kind = "vec4u" if wide else "u32"
     names = ("count", "run", "pitch", "offset")
     return Kernel(
-        f"place{'x4' if wide else ''}", body, reads=(Binding("x", kind),), writes=(Binding("y", kind),),
-        params=tuple((name, "u32") for name in names), result=None,
+        f"place{'x4' if wide else ''}",
+        body,
+        reads=(Binding("x", kind),),
+        writes=(Binding("y", kind),),
+        params=tuple((name, "u32") for name in names),
+        result=None,
     )
 
 
@@ -315,8 +340,9 @@ class DepthToSpace(Operator):
         if c % (b * b):
             raise InvalidModel(f"node {plan.node!r} (DepthToSpace): {c} channels do not make blocks of {b} by {b}")
         c //= b * b
-        parts, perm = ((n, b, b, c, h, w), (0, 3, 4, 1, 5, 2)) if self.mode == "DCR" else (
-            (n, c, b, b, h, w), (0, 1, 4, 2, 5, 3))
+        parts, perm = (
+            ((n, b, b, c, h, w), (0, 3, 4, 1, 5, 2)) if self.mode == "DCR" else ((n, c, b, b, h, w), (0, 1, 4, 2, 5, 3))
+        )
         return _permuted(plan, x, parts, perm, (n, c, h * b, w * b))
 
 

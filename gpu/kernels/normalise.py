@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InvalidModel
 from .elementwise import operands
-from .kernel import Binding, Kernel
+from .kernel import Binding, Kernel, Scalar
 from .registry import NoKernel, Operator, op
 
 if TYPE_CHECKING:
@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["moments"]
 
 
-def moments(plan: Lowering, x: Tensor, rows: int, epsilon: float, shape: Shape, centred: bool = True) -> tuple[Tensor, Tensor]:
+def moments(
+    plan: Lowering, x: Tensor, rows: int, epsilon: float, shape: Shape, centred: bool = True
+) -> tuple[Tensor, Tensor]:
     """Mean and 1 / sqrt(variance + epsilon) of each of `rows` equal stretches of x.
 
     Args:
-        shape: of both results. centred: False: the mean is taken to be 0.
+        plan: takes the kernel.
+        x: f32.
+        rows: how many stretches.
+        epsilon: added to the variance.
+        shape: of both results.
+        centred: False: the mean is taken to be 0.
     """
     size = x.size // rows if rows else 0
     mean, scale = plan.new(x.dtype, shape), plan.new(x.dtype, shape)
@@ -39,7 +46,7 @@ def moments(plan: Lowering, x: Tensor, rows: int, epsilon: float, shape: Shape, 
     return mean, scale
 
 
-_PARAMS = (("rows", "u32"), ("size", "u32"), ("epsilon", "f32"))
+_PARAMS: tuple[tuple[str, Scalar], ...] = (("rows", "u32"), ("size", "u32"), ("epsilon", "f32"))
 _WRITES = (Binding("mean"), Binding("scale"))
 
 
@@ -73,8 +80,13 @@ mean[t] = m;
 scale[t] = 1.0 / sqrt(total / f32(params.size) + params.epsilon);
 }}"""
     return Kernel(
-        f"moments{'x4' if wide else ''}", body, reads=(Binding("x", kind),), writes=_WRITES, params=_PARAMS,  # type: ignore[arg-type]
-        result=None, lanes=8,
+        f"moments{'x4' if wide else ''}",
+        body,
+        reads=(Binding("x", kind),),
+        writes=_WRITES,
+        params=_PARAMS,
+        result=None,
+        lanes=8,
     )
 
 
@@ -107,8 +119,14 @@ if (lane == 0u) {{
     scale[group] = 1.0 / sqrt(total / f32(params.size) + params.epsilon);
 }}"""
     return Kernel(
-        "moments_group", body, reads=(Binding("x"),), writes=_WRITES, params=_PARAMS,  # type: ignore[arg-type]
-        result=None, lanes=128, functions="var<workgroup> parts: array<f32, 128>;\n",
+        "moments_group",
+        body,
+        reads=(Binding("x"),),
+        writes=_WRITES,
+        params=_PARAMS,
+        result=None,
+        lanes=128,
+        functions="var<workgroup> parts: array<f32, 128>;\n",
     )
 
 
@@ -153,7 +171,11 @@ class BatchNormalization(Operator):
             scale, b, mean, var = (v.astype(np.float64).reshape(shape) for v in values if v is not None)
             factor = scale / np.sqrt(var + self.epsilon)
             summand = b - mean * factor
-            args = {"x": x, "s": plan.constant(factor.astype(np.float32)), "b": plan.constant(summand.astype(np.float32))}
+            args = {
+                "x": x,
+                "s": plan.constant(factor.astype(np.float32)),
+                "b": plan.constant(summand.astype(np.float32)),
+            }
             return plan.map("x * s + b", args, shape=x.shape)
         args = {"x": x} | dict(zip("sbmv", (plan.view(t, shape) for t in statistics), strict=True))
         return plan.map(
@@ -175,7 +197,8 @@ class InstanceNormalization(Operator):
         mean, inverse = moments(plan, x, x.shape[0] * x.shape[1], self.epsilon, (x.shape[0], *shape))
         return plan.map(
             "(x - m) * i * s + b",
-            {"x": x, "m": mean, "i": inverse, "s": plan.view(scale, shape), "b": plan.view(b, shape)}, shape=x.shape,
+            {"x": x, "m": mean, "i": inverse, "s": plan.view(scale, shape), "b": plan.view(b, shape)},
+            shape=x.shape,
         )
 
 
@@ -200,13 +223,18 @@ class GroupNormalization(Operator):
         per = groups if plan.opset < 21 else c
         if scale.shape != (per,) or b.shape != (per,):
             shapes = f"{list(scale.shape)} and {list(b.shape)}"
-            raise InvalidModel(f"node {plan.node!r} (GroupNormalization): expected scale and bias of [{per}], got {shapes}")
+            raise InvalidModel(f"node {plan.node!r} (GroupNormalization): expected shapes [{per}], got {shapes}")
         shape = (groups, 1, 1) if per == groups else (groups, c // groups, 1)
         mean, inverse = moments(plan, x, n * groups, self.epsilon, (n, groups, 1, 1))
         made = plan.map(
             "(x - m) * i * s + b",
-            {"x": plan.view(x, (n, groups, c // groups, rest)), "m": mean, "i": inverse,
-             "s": plan.view(scale, shape), "b": plan.view(b, shape)},
+            {
+                "x": plan.view(x, (n, groups, c // groups, rest)),
+                "m": mean,
+                "i": inverse,
+                "s": plan.view(scale, shape),
+                "b": plan.view(b, shape),
+            },
         )
         return plan.view(made, x.shape)
 

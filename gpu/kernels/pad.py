@@ -6,11 +6,10 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-
 from ..errors import InvalidModel
 from ..graph.tensor import contiguous_strides
 from .elementwise import operands
-from .kernel import Binding, Kernel
+from .kernel import Binding, Kernel, Scalar
 from .move import QUADS, quad_loop, slices
 from .registry import NoKernel, Operator, op
 
@@ -22,7 +21,7 @@ __all__ = ["pad"]
 
 
 def pad(plan: Lowering, x: Tensor, begins: list[int], ends: list[int], mode: str, value: float | int) -> Tensor:
-    """x with elements added (or, negative, taken) before and after each dimension."""
+    """A tensor with elements added (or, negative, taken) before and after each dimension."""
     if x.type is None:
         raise NoKernel(f"no GPU type for {x.dtype.name}")
     shape = tuple(size + b + e for size, b, e in zip(x.shape, begins, ends, strict=True))
@@ -33,8 +32,8 @@ def pad(plan: Lowering, x: Tensor, begins: list[int], ends: list[int], mode: str
     if x.size == 0 and mode != "constant":
         raise InvalidModel(f"node {plan.node!r} (Pad): nothing to pad with in shape {list(x.shape)}")
     if min((*begins, *ends), default=0) < 0 and (mode != "constant" or max((*begins, *ends)) <= 0):
-        sizes = zip(x.shape, begins, ends, strict=True)
-        x = slices(plan, x, {a: slice(max(-b, 0), n + min(e, 0)) for a, (n, b, e) in enumerate(sizes)})
+        triples = enumerate(zip(x.shape, begins, ends, strict=True))
+        x = slices(plan, x, {axis: slice(max(-b, 0), n + min(e, 0)) for axis, (n, b, e) in triples})
         return pad(plan, x, [max(b, 0) for b in begins], [max(e, 0) for e in ends], mode, value)
     if not any((*begins, *ends)):
         return x
@@ -58,6 +57,7 @@ def pad(plan: Lowering, x: Tensor, begins: list[int], ends: list[int], mode: str
     return plan.pending(kernel, [plan.storage(x)], params, -(-math.prod(shape) // 4 // QUADS), x.dtype, shape)
 
 
+_STORED: dict[str, Scalar] = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "u32"}
 _MOVED = {
     "constant": "inside = inside && c >= 0 && c < {n};",
     "edge": "c = clamp(c, 0, {n} - 1);",
@@ -69,7 +69,7 @@ _MOVED = {
 
 @lru_cache
 def _pad_kernel(kind: str, rank: int, mode: str, cpu: bool) -> Kernel:
-    stored = "u32" if kind == "bool" else kind
+    stored = _STORED[kind]
     test = " != 0u" if kind == "bool" else ""
     lines = [f"fn at(i: u32) -> {kind} {{\nvar n = i;\nvar o = 0;\nvar inside = true;\nvar c: i32;\n"]
     for axis in range(rank - 1, -1, -1):
@@ -81,14 +81,19 @@ def _pad_kernel(kind: str, rank: int, mode: str, cpu: bool) -> Kernel:
         lines.append(f"if (!inside) {{ return {value}; }}\n")
     lines.append(f"return x[u32(o)]{test};\n}}\n")
     inner = f"let i = q * 4u;\nstore4(q, vec4<{kind}>(at(i), at(i + 1u), at(i + 2u), at(i + 3u)));"
-    params: list[tuple[str, str]] = [("quads", "u32")]
+    params: list[tuple[str, Scalar]] = [("quads", "u32")]
     for axis in range(rank):
         params += [(f"d{axis}", "u32"), (f"n{axis}", "i32"), (f"b{axis}", "i32"), (f"s{axis}", "i32")]
     if mode == "constant":
         params.append(("value", stored))
     return Kernel(
-        f"pad_{mode}{rank}d", quad_loop(cpu, inner), reads=(Binding("x", stored),),
-        params=tuple(params), result=kind, width=4, functions="".join(lines),  # type: ignore[arg-type]
+        f"pad_{mode}{rank}d",
+        quad_loop(cpu, inner),
+        reads=(Binding("x", stored),),
+        params=tuple(params),
+        result=kind,
+        width=4,
+        functions="".join(lines),
     )
 
 

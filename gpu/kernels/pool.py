@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .kernel import Binding, Kernel
+from .kernel import Binding, Kernel, Scalar
 from .registry import NoKernel, Operator, op
-from .window import Axis, bad, windows
+from .window import MOST_TURNS, Axis, bad, windows
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
@@ -22,7 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"]
 
 _NAMES = ("size", "out", "kernel", "stride", "dilation", "begin", "end")
-_PARAMS = tuple((f"{name}{a}", "i32") for a in range(3) for name in _NAMES)
+_PARAMS: tuple[tuple[str, Scalar], ...] = tuple((f"{name}{a}", "i32") for a in range(3) for name in _NAMES)
+
+
+_IS_NAN = "fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }\n"
 
 
 @lru_cache
@@ -41,7 +43,8 @@ let e{a} = min(params.kernel{a}, (max(params.size{a} - s{a}, 0) + d{a} - 1) / d{
     )
     real = " * ".join(f"max(e{a} - t{a}, 0)" for a in range(3))
     start, step, end = {
-        "max": ("bitcast<f32>(params.lowest)", "let x = X[u32(at)]; value = select(value, x, (x > value) | (x != x));", "value"),
+        "max": ("bitcast<f32>(params.lowest)", "let x = X[u32(at)]; value = select(value, x, (x > value) | is_nan(x));",
+                "value"),
         "avg": ("0.0", "value += X[u32(at)];", f"value / f32({real})"),
         "padded": ("0.0", "value += X[u32(at)];", f"value / f32({counted})"),
     }[kind]
@@ -63,8 +66,8 @@ for (var a = t0; a < e0; a++) {{
     }}
 }}
 store(i, {end});"""
-    params = (("count", "u32"), *_PARAMS, *((("lowest", "u32"),) if kind == "max" else ()))
-    return Kernel(f"pool_{kind}", body, (Binding("X"),), params=params, lanes=lanes)  # type: ignore[arg-type]
+    params: tuple[tuple[str, Scalar], ...] = (("count", "u32"), ("lowest", "u32"), *_PARAMS)
+    return Kernel(f"pool_{kind}", body, (Binding("X"),), params=params, lanes=lanes, functions=_IS_NAN)
 
 
 def _pool(plan: Lowering, x: Tensor, axes: Sequence[Axis], kind: str) -> Tensor:
@@ -109,18 +112,20 @@ class MaxPool(Operator):
 
     @classmethod
     def of(cls, node: Node) -> Operator:
+        """Refuse a node whose second output is wanted."""
         if len(node.outputs) > 1 and node.outputs[1] is not None:
             raise NoKernel("no kernel for the Indices output")
         return super().of(node)
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Add the kernel; it may be fused onto."""
         x = _floats(plan, inputs[0], 3)
         axes = _windows(plan, x, self)
         if len(axes) > 1 and math.prod(axis.kernel for axis in axes) > 6 * len(axes):
             for a in range(len(axes)):
-                one = [axis if b == a else Axis(axis.size, axis.size) for b, axis in enumerate(axes)]
+                one = [Axis(size, size) for size in x.shape[2:]]
+                one[a] = axes[a]
                 x = _pool(plan, x, one, "max")
-                axes = tuple(dataclasses.replace(axis, size=axis.out) if b == a else axis for b, axis in enumerate(axes))
             return (x,)
         return (_pool(plan, x, axes, "max"),)
 
@@ -141,34 +146,41 @@ class AveragePool(Operator):
     count_include_pad: int = 0
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the kernel; it may be fused onto."""
         x = _floats(plan, inputs[0], 3)
         axes = _windows(plan, x, self)
+        if plan.target.cpu and math.prod(axis.kernel for axis in axes) > MOST_TURNS:
+            raise NoKernel("no kernel for so large a window")
         if all(axis.out == 1 and axis.kernel == axis.size and not axis.begin and not axis.end for axis in axes):
             return _rows(plan, x, "avg")
         return _pool(plan, x, axes, "padded" if self.count_include_pad else "avg")
 
 
+_PART = 16384
+"""Loads that one lane makes on a software adapter."""
+
+
 @lru_cache
 def _rows_kernel(kind: str, wide: bool, cpu: bool) -> Kernel:
-    """The mean or maximum of each row of contiguous elements.
+    """The scaled sum or the maximum of each row of contiguous elements, or of each part of a row.
 
-    Sums are taken over 64 terms, and those sums are added up with compensation.
+    Software adapter: one lane per part. Hardware: one workgroup per row. Sums are taken over 64
+    terms, and those sums are added up with compensation.
     """
     lanes = 8 if cpu else 64
-    index = f"group * {lanes}u + lane" if cpu else "group"
     kind4 = "vec4f" if wide else "f32"
-    first, step = ("0u", "1u") if cpu else ("lane", f"{lanes}u")
+    first, step = ("begin", "1u") if cpu else ("lane", f"{lanes}u")
     if kind == "max":
-        merge = "let m = X[at]; value = select(value, m, (m > value) | (m != m));"
-        loop = f"var value = {kind4}(bitcast<f32>(params.lowest));\n" \
-               f"for (var k = {first}; k < params.size; k += {step}) {{ let at = base_ + k; {merge} }}\n"
-        join = "select(a, b, (b > a) | (b != b))"
+        loop = f"""var value = {kind4}(bitcast<f32>(params.lowest));
+for (var k = {first}; k < end; k += {step}) {{ value = join{4 if wide else 1}(value, X[row + k]); }}
+"""
+        join = "select(a, b, (b > a) | is_nan(b))"
     else:
         loop = f"""var value = {kind4}();
 var lost = {kind4}();
-for (var k = {first}; k < params.size; k += 64u * {step}) {{
+for (var k = {first}; k < end; k += 64u * {step}) {{
     var block = {kind4}();
-    for (var j = k; j < min(k + 64u * {step}, params.size); j += {step}) {{ block += X[base_ + j]; }}
+    for (var j = k; j < min(k + 64u * {step}, end); j += {step}) {{ block += X[row + j]; }}
     let y = block - lost;
     let total = value + y;
     lost = (total - value) - y;
@@ -176,37 +188,56 @@ for (var k = {first}; k < params.size; k += 64u * {step}) {{
 }}
 """
         join = "a + b"
-    whole = "join(join(value.x, value.y), join(value.z, value.w))" if wide else "value"
+    parts = ", ".join(f"join1(a.{c}, b.{c})" for c in "xyzw")
+    functions = _IS_NAN + f"fn join1(a: f32, b: f32) -> f32 {{ return {join}; }}\n"
+    functions += f"fn join4(a: vec4f, b: vec4f) -> vec4f {{ return vec4f({parts}); }}\n"
+    whole = "join1(join1(value.x, value.y), join1(value.z, value.w))" if wide else "value"
     scale = " * params.scale" if kind == "avg" else ""
-    functions = f"fn join(a: f32, b: f32) -> f32 {{ return {join}; }}\n"
-    body = f"let i = {index};\n"
     if cpu:
-        body += f"if (i >= params.count) {{ return; }}\nlet base_ = i * params.size;\n{loop}store(i, {whole}{scale});"
+        body = f"""let i = group * {lanes}u + lane;
+if (i >= params.count) {{ return; }}
+let row = i / params.parts * params.size;
+let begin = i % params.parts * {_PART}u;
+let end = min(begin + {_PART}u, params.size);
+{loop}store(i, {whole}{scale});"""
     else:
         functions += f"var<workgroup> part: array<f32, {lanes}>;\n"
-        body += f"""let base_ = i * params.size;
+        body = f"""let row = group * params.size;
+let end = params.size;
 {loop}part[lane] = {whole};
 workgroupBarrier();
 for (var half = {lanes // 2}u; half > 0u; half /= 2u) {{
-    if (lane < half) {{ part[lane] = join(part[lane], part[lane + half]); }}
+    if (lane < half) {{ part[lane] = join1(part[lane], part[lane + half]); }}
     workgroupBarrier();
 }}
-if (lane == 0u) {{ store(i, part[0]{scale}); }}"""
-    last = ("scale", "f32") if kind == "avg" else ("lowest", "u32")
-    return Kernel(f"row_{kind}", body, (Binding("X", "vec4f" if wide else "f32"),),
-                  params=(("count", "u32"), ("size", "u32"), last), lanes=lanes, functions=functions)  # type: ignore[arg-type]
+if (lane == 0u) {{ store(group, part[0]{scale}); }}"""
+    params: tuple[tuple[str, Scalar], ...] = (
+        ("count", "u32"), ("size", "u32"), ("parts", "u32"), ("scale", "f32"), ("lowest", "u32"),
+    )
+    return Kernel(f"row_{kind}", body, (Binding("X", "vec4f" if wide else "f32"),), params=params, lanes=lanes,
+                  functions=functions)
 
 
 def _rows(plan: Lowering, x: Tensor, kind: str) -> Tensor:
     """Reduce the spatial dimensions of [N, C, spatial...] to size 1."""
     shape = x.shape[:2] + (1,) * (x.rank - 2)
     rows, size = math.prod(x.shape[:2]), math.prod(x.shape[2:])
-    wide = size % 4 == 0
-    kernel = _rows_kernel(kind, wide, plan.target.cpu)
-    params: dict[str, int | float] = {"count": rows, "size": size // 4 if wide else size, "lowest": 0xFF800000,
-                                      "scale": 1.0 / size if size else math.nan}
-    groups = -(-rows // kernel.lanes) if plan.target.cpu else rows
-    return plan.pending(kernel, [plan.storage(x)], params, groups, x.dtype, shape, flops=float(x.size))
+    total = size
+    while True:
+        wide = size % 4 == 0
+        kernel = _rows_kernel(kind, wide, plan.target.cpu)
+        loads = size // 4 if wide else size
+        parts = max(-(-loads // _PART), 1) if plan.target.cpu else 1
+        scale = 1.0 if parts > 1 else 1.0 / total if total else math.nan
+        params: dict[str, int | float] = {
+            "count": rows * parts, "size": loads, "parts": parts, "scale": scale, "lowest": 0xFF800000,
+        }
+        groups = -(-rows * parts // kernel.lanes) if plan.target.cpu else rows
+        made = plan.pending(kernel, [plan.storage(x)], params, groups, x.dtype, shape if parts == 1 else (rows, parts),
+                            flops=float(rows * size))
+        if parts == 1:
+            return made
+        x, size = made, parts
 
 
 @op("GlobalAveragePool", since=1)
@@ -214,6 +245,7 @@ class GlobalAveragePool(Operator):
     """Y = the mean over all spatial dimensions.  X: [N, C, spatial...] f32 -> Y: [N, C, 1...]."""
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the kernel; it may be fused onto."""
         return _rows(plan, _floats(plan, inputs[0], 2), "avg")
 
 
@@ -222,4 +254,5 @@ class GlobalMaxPool(Operator):
     """Y = the maximum over all spatial dimensions.  X: [N, C, spatial...] f32 -> Y: [N, C, 1...]."""
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the kernel; it may be fused onto."""
         return _rows(plan, _floats(plan, inputs[0], 2), "max")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GRU", "LSTM"]
 
+_F32 = np.dtype(np.float32)
 _ROWS = 8
 _FUNCTIONS = """fn squash(x: vec4f) -> vec4f { return 1.0 / (1.0 + exp(-clamp(x, vec4f(-80.0), vec4f(80.0)))); }
 fn curve(x: vec4f) -> vec4f { return tanh(clamp(x, vec4f(-15.0), vec4f(15.0))); }
@@ -44,8 +45,8 @@ for (var k = 0u; k < params.inputs; k++) {{
 }}
 {stores}"""
     names = ("across", "columns", "rows", "inputs")
-    return Kernel("recurrent_input", body, (Binding("X"), Binding("W", "vec4f")), params=tuple((n, "u32") for n in names),
-                  width=4, lanes=lanes)
+    return Kernel("recurrent_input", body, (Binding("X"), Binding("W", "vec4f")),
+                  params=tuple((n, "u32") for n in names), width=4, lanes=lanes)
 
 
 @lru_cache
@@ -119,7 +120,7 @@ def _pack_input(weights: Array, bias: Array | None, gates: int, carried: Sequenc
 
 def _pack_recurrent(weights: Array, bias: Array | None, gates: int, carried: Sequence[int], units: int) -> Array:
     """[direction, gate * hidden, hidden] to [direction][bias, then unit][gate][unit]."""
-    directions, rows, hidden = weights.shape
+    directions, _, hidden = weights.shape
     out = np.zeros((directions, units + 1, gates, units), np.float32)
     out[:, 1 : hidden + 1, :, :hidden] = weights.reshape(directions, gates, hidden, hidden).transpose(0, 3, 1, 2)
     if bias is not None:
@@ -168,7 +169,9 @@ class _Recurrent(Operator):
         hidden = r.shape[2]
         rows = self.gates * hidden
         for name, tensor, shape in (
-            ("W", w, (directions, rows, inputs)), ("R", r, (directions, rows, hidden)), ("B", b, (directions, 2 * rows)),
+            ("W", w, (directions, rows, inputs)),
+            ("R", r, (directions, rows, hidden)),
+            ("B", b, (directions, 2 * rows)),
             *((f"initial state {n}", tensor, (directions, batch, hidden)) for n, tensor in enumerate(initial)),
         ):
             if tensor is not None and tensor.shape != shape:
@@ -181,22 +184,24 @@ class _Recurrent(Operator):
                 raise NoKernel("no kernel for sequence_lens")
         if x.dtype != np.float32:
             raise NoKernel(f"no kernel for {x.dtype}")
-        if plan.known_value(w) is None or plan.known_value(r) is None or (b is not None and plan.known_value(b) is None):
+        if any(t is not None and plan.known_value(t) is None for t in (w, r, b)):
             raise NoKernel("weights that only the run knows")
         units = -(-hidden // 4) * 4
         bias = None if b is None else plan.known_value(b)
         key = (self.cell, b, units)
         packed_w = plan.weight(w, (*key, "w"), lambda a: _pack_input(a, bias, self.gates, self.carried, units))
         packed_r = plan.weight(r, (*key, "r"), lambda a: _pack_recurrent(a, bias, self.gates, self.carried, units))
-        y = plan.new(np.float32, (time, directions, batch, hidden))  # type: ignore[arg-type]
+        y = plan.new(_F32, (time, directions, batch, hidden))
         state = self._start(plan, initial, directions * batch, hidden, units)
         if batch and time:
             products = self._products(plan, x, packed_w, directions * self.gates * units)
-            state = self._steps(plan, products, packed_r, state, plan.storage(y), (time, batch, hidden, units, directions))
+            sizes = (time, batch, hidden, units, directions)
+            state = self._steps(plan, products, packed_r, state, plan.storage(y), sizes)
         finals = []
         for n in range(self.states):
-            final = plan.new(np.float32, (directions, batch, hidden))  # type: ignore[arg-type]
-            _move(plan, state, n * directions * batch * units, units, plan.storage(final), 0, hidden, directions * batch, hidden)
+            final = plan.new(_F32, (directions, batch, hidden))
+            lines = directions * batch
+            _move(plan, state, n * lines * units, units, plan.storage(final), 0, hidden, lines, hidden)
             finals.append(final)
         return (y, *finals)
 
@@ -204,7 +209,7 @@ class _Recurrent(Operator):
         zeros = plan.storage(plan.constant(np.zeros(max(self.states * lines * units, 1), np.float32)))
         if all(tensor is None for tensor in initial):
             return zeros
-        state = plan.storage(plan.new(np.float32, (self.states, lines, units)))  # type: ignore[arg-type]
+        state = plan.storage(plan.new(_F32, (self.states, lines, units)))
         if hidden < units or None in initial:
             plan.copy(zeros, 0, state, 0, self.states * lines * units)
         for n, tensor in enumerate(initial):
@@ -217,8 +222,8 @@ class _Recurrent(Operator):
         kernel = _input_kernel(8 if plan.target.cpu else 64)
         across = -(-columns // (4 * kernel.lanes))
         params = {"across": across, "columns": columns // 4, "rows": rows, "inputs": inputs}
-        made = plan.pending(kernel, [plan.storage(x), packed], params, across * -(-rows // _ROWS), np.float32, (rows, columns),
-                            flops=2.0 * rows * columns * inputs)
+        made = plan.pending(kernel, [plan.storage(x), packed], params, across * -(-rows // _ROWS), x.dtype,
+                            (rows, columns), flops=2.0 * rows * columns * inputs)
         return plan.storage(made)
 
     def _steps(
@@ -231,15 +236,16 @@ class _Recurrent(Operator):
         across = -(-units // (4 * kernel.lanes))
         blocks = -(-batch // rows)
         flops = 2.0 * directions * batch * self.gates * units * units
-        spare = [plan.storage(plan.new(np.float32, (self.states, directions, batch, units))) for _ in range(2)]  # type: ignore[arg-type]
+        spare = [plan.storage(plan.new(_F32, (self.states, directions, batch, units))) for _ in range(2)]
         for n in range(time):
             back = time - 1 - n
-            params = {
+            params: dict[str, int | float] = {
                 "across": across, "blocks": blocks, "units": units // 4, "hidden": hidden, "sequences": batch,
                 "directions": directions, "time0": back if self.direction == "reverse" else n, "time1": back,
             }
             after = spare[n % 2]
-            plan.dispatch(kernel, [products, packed, state], [after, y], params, across * blocks * directions, flops=flops)
+            groups = across * blocks * directions
+            plan.dispatch(kernel, [products, packed, state], [after, y], params, groups, flops=flops)
             state = after
         return state
 
@@ -276,6 +282,7 @@ class LSTM(_Recurrent):
     input_forget: int = 0
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """Add the product and one dispatch per time step."""
         x, w, r, b, lengths, h, c, peepholes = (*inputs, *(None,) * 8)[:8]
         self._refuse(("Sigmoid", "Tanh", "Tanh"))
         if peepholes is not None or self.input_forget:
@@ -303,6 +310,7 @@ class GRU(_Recurrent):
     linear_before_reset: int = 0
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """Add the product and one dispatch per time step."""
         x, w, r, b, lengths, h = (*inputs, *(None,) * 6)[:6]
         self._refuse(("Sigmoid", "Tanh"))
         if not self.linear_before_reset:

@@ -26,11 +26,17 @@ CHUNK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """How elements are put together: WGSL over a and b, and where it starts, by type."""
+    """How elements are put together.
+
+    Attributes:
+        wgsl: an expression over a and b. start: where it starts, by type.
+        integer: the expression for integers, where it is another.
+    """
 
     name: str
     wgsl: str
     start: dict[str, str]
+    integer: str = ""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -38,12 +44,24 @@ class Fold:
 
 SUM = Fold("sum", "a + b", {"f32": "0.0", "i32": "0", "u32": "0u"})
 PROD = Fold("prod", "a * b", {"f32": "1.0", "i32": "1", "u32": "1u"})
-MAX = Fold("max", "max(a, b)", {"f32": "-params.infinity", "i32": "-2147483647 - 1", "u32": "0u"})
-MIN = Fold("min", "min(a, b)", {"f32": "params.infinity", "i32": "2147483647", "u32": "4294967295u"})
+# By their bits: drivers may take it that floats are never NaN, and then a != a is false.
+_NAN = "max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u"
+MAX = Fold(
+    "max",
+    f"select(max(a, b), a + b, {_NAN})",
+    {"f32": "-params.infinity", "i32": "-2147483647 - 1", "u32": "0u"},
+    "max(a, b)",
+)
+MIN = Fold(
+    "min",
+    f"select(min(a, b), a + b, {_NAN})",
+    {"f32": "params.infinity", "i32": "2147483647", "u32": "4294967295u"},
+    "min(a, b)",
+)
 
 
 def to_rows(plan: Lowering, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, int, int, int]:
-    """x as [outer, size, inner] with `size` over axes; they are moved together if need be.
+    """A tensor as [outer, size, inner] with `size` over axes; they are moved together if need be.
 
     Returns:
         The tensor to read by flat index, and the three sizes.
@@ -62,11 +80,20 @@ def to_rows(plan: Lowering, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, int
     return x, math.prod(x.shape[: axes[0]]), size, math.prod(x.shape[axes[-1] + 1 :])
 
 
-def fold(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, how: Fold, shape: Shape, each: str = "v") -> Tensor:
+def fold(
+    plan: Lowering, x: Tensor, outer: int, size: int, inner: int, how: Fold, shape: Shape, each: str = "v"
+) -> Tensor:
     """Put the `size` elements of [outer, size, inner] together.
 
     Args:
-        shape: of the result, outer * inner elements. each: WGSL over v, what is folded of each element.
+        plan: takes the kernels.
+        x: read by flat index.
+        outer: first of its three sizes.
+        size: second.
+        inner: third.
+        how: what is done with two elements.
+        shape: of the result, outer * inner elements.
+        each: WGSL over v, what is folded of each element.
     """
     kind = x.type
     if kind not in how.start:
@@ -84,9 +111,7 @@ def fold(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, how: Fold
         wide = "row" if inner == 1 and size % 4 == 0 and chunk % 4 == 0 else "quad" if inner % 4 == 0 else ""
         kernel = _fold_kernel(how, kind, wide, each)
         total = outer * pieces * inner
-        params = {
-            "total": total, "size": size, "chunk": chunk, "pieces": pieces, "inner": inner, "infinity": math.inf
-        }
+        params = {"total": total, "size": size, "chunk": chunk, "pieces": pieces, "inner": inner, "infinity": math.inf}
         groups = -(-total // (4 if wide == "quad" else 1) // kernel.lanes)
         made_shape = shape if pieces == 1 else (outer, pieces, inner)
         made = plan.pending(kernel, [plan.storage(x)], params, groups, x.dtype, made_shape, flops=outer * size * inner)
@@ -119,7 +144,7 @@ def _fold_kernel(how: Fold, kind: str, wide: str, each: str) -> Kernel:
         lines += [
             f"var a = {vector}({start});",
             "let base = o * params.size / 4u;",
-            f"for (var i = base + first / 4u; i < base + last / 4u; i++) {{ a = fold4(a, each4(x[i])); }}",
+            "for (var i = base + first / 4u; i < base + last / 4u; i++) { a = fold4(a, each4(x[i])); }",
             "store(t, fold(fold(a.x, a.y), fold(a.z, a.w)));",
         ]
     else:
@@ -136,21 +161,26 @@ def _fold_kernel(how: Fold, kind: str, wide: str, each: str) -> Kernel:
         ]
     lines.append("}")
     return Kernel(
-        f"reduce_{how.name}" + (f"_{wide}" if wide else ""), "\n".join(lines),
+        f"reduce_{how.name}" + (f"_{wide}" if wide else ""),
+        "\n".join(lines),
         reads=(Binding("x", vector if wide else kind),),
         params=(*((n, "u32") for n in ("total", "size", "chunk", "pieces", "inner")), ("infinity", "f32")),
-        result=kind, width=4 if wide == "quad" else 1, lanes=32, functions=_fold_functions(how, kind, each),
+        result=kind,
+        width=4 if wide == "quad" else 1,
+        lanes=32,
+        functions=_fold_functions(how, kind, each),
     )
 
 
 def _fold_functions(how: Fold, kind: str, each: str) -> str:
     vector = f"vec4<{kind}>"
-    parts = {what: ", ".join(f"{what}(a.{c}{', b.' + c if what == 'fold' else ''})" for c in "xyzw") for what in ("fold", "each")}
+    folds, eaches = (", ".join(form.format(c=c) for c in "xyzw") for form in ("fold(a.{c}, b.{c})", "each(a.{c})"))
+    both = how.wgsl if kind == "f32" else how.integer or how.wgsl
     return (
-        f"fn fold(a: {kind}, b: {kind}) -> {kind} {{ return {how.wgsl}; }}\n"
-        f"fn fold4(a: {vector}, b: {vector}) -> {vector} {{ return {vector}({parts['fold']}); }}\n"
+        f"fn fold(a: {kind}, b: {kind}) -> {kind} {{ return {both}; }}\n"
+        f"fn fold4(a: {vector}, b: {vector}) -> {vector} {{ return {vector}({folds}); }}\n"
         f"fn each(v: {kind}) -> {kind} {{ return {each}; }}\n"
-        f"fn each4(a: {vector}) -> {vector} {{ return {vector}({parts['each']}); }}\n"
+        f"fn each4(a: {vector}) -> {vector} {{ return {vector}({eaches}); }}\n"
     )
 
 
@@ -173,8 +203,12 @@ for (var step = 64u; step > 0u; step /= 2u) {{
 }}
 if (lane == 0u) {{ store(group, shared_parts[0]); }}"""
     return Kernel(
-        f"reduce_{how.name}_group", body, reads=(Binding("x", kind),), params=(("size", "u32"), ("infinity", "f32")),
-        result=kind, lanes=128,
+        f"reduce_{how.name}_group",
+        body,
+        reads=(Binding("x", kind),),
+        params=(("size", "u32"), ("infinity", "f32")),
+        result=kind,
+        lanes=128,
         functions=f"var<workgroup> shared_parts: array<{kind}, 128>;\n" + _fold_functions(how, kind, each),
     )
 

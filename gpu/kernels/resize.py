@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .kernel import Binding, Kernel
+from .kernel import Binding, Kernel, Scalar
 from .registry import NoKernel, Operator, op
 from .window import bad
 
@@ -33,17 +33,19 @@ def _gather_kernel(rank: int, kind: str, lanes: int) -> Kernel:
     zero = {"f32": "params.outside", "bool": "false"}.get(kind, f"{kind}(params.outside)")
     value = "X[u32(max(at, 0))]" + (" != 0u" if kind == "bool" else "")
     body.append(f"store(i, select({value}, {zero}, at < 0));")
-    params = [("count", "u32"), ("outside", "f32")]
-    params += [(f"{name}{a}", "u32") for a in range(rank) for name in ("dim", "start")]
-    return Kernel("resize_nearest", "".join(body), (Binding("X", "u32" if kind == "bool" else kind), Binding("T", "i32")),
-                  params=tuple(params), result=kind, lanes=lanes)  # type: ignore[arg-type]
+    params: list[tuple[str, Scalar]] = [("count", "u32"), ("outside", "f32")]
+    for a in range(rank):
+        params.extend(((f"dim{a}", "u32"), (f"start{a}", "u32")))
+    reads = (Binding("X", "u32" if kind == "bool" else kind), Binding("T", "i32"))
+    return Kernel("resize_nearest", "".join(body), reads, params=tuple(params), result=kind, lanes=lanes)
 
 
 @lru_cache
 def _blend_kernel(taps: int, lanes: int) -> Kernel:
     """One axis: y[before, o, after] = sum of weight[o, t] * x[before, tap[o, t], after]; a tap < 0 = outside."""
     terms = "\n".join(
-        f"value += bitcast<f32>(T[o + {2 * t + 1}u]) * X[first + u32(T[o + {2 * t}u]) * params.after];" for t in range(taps)
+        f"value += bitcast<f32>(T[o + {2 * t + 1}u]) * X[first + u32(T[o + {2 * t}u]) * params.after];"
+        for t in range(taps)
     )
     body = f"""let i = group * {lanes}u + lane;
 if (i >= params.count) {{ return; }}
@@ -55,8 +57,10 @@ if (T[o] >= 0) {{
 {terms}
 }} else {{ value = params.outside; }}
 store(i, value);"""
-    params = (("count", "u32"), ("size", "u32"), ("out", "u32"), ("after", "u32"), ("outside", "f32"))
-    return Kernel(f"resize_{taps}", body, (Binding("X"), Binding("T", "i32")), params=params, lanes=lanes)  # type: ignore[arg-type]
+    params: tuple[tuple[str, Scalar], ...] = (
+        ("count", "u32"), ("size", "u32"), ("out", "u32"), ("after", "u32"), ("outside", "f32"),
+    )
+    return Kernel(f"resize_{taps}", body, (Binding("X"), Binding("T", "i32")), params=params, lanes=lanes)
 
 
 def coordinates(transform: str, size: int, out: int, scale: float, start: float, end: float) -> Array:
@@ -134,6 +138,7 @@ class Resize(Operator):
     keep_aspect_ratio_policy: str = "stretch"
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add a kernel for each axis that changes (nearest: one for all); the last may be fused onto."""
         x, roi, scales, sizes = (*inputs, None, None, None, None)[:4]
         if x is None:
             raise bad(plan, "an input", "none")
@@ -153,13 +158,13 @@ class Resize(Operator):
         if wanted and self.keep_aspect_ratio_policy != "stretch":
             ratios = [w / x.shape[a] for w, a in zip(wanted, axes, strict=True) if x.shape[a]]
             factors = [(min if self.keep_aspect_ratio_policy == "not_larger" else max)(ratios, default=1.0)] * len(axes)
-            wanted = [int(math.floor(factors[0] * x.shape[a] + 0.5)) for a in axes]
+            wanted = [math.floor(factors[0] * x.shape[a] + 0.5) for a in axes]
         for n, a in enumerate(axes):
             shape[a] = wanted[n] if wanted else int(np.floor(np.float32(factors[n]) * np.float32(x.shape[a])))
             factor[a] = factors[n] if factors else (wanted[n] / x.shape[a] if x.shape[a] else 1.0)
             if region:
                 starts[a], ends[a] = region[n], region[n + len(axes)]
-            if shape[a] < 0 or not factor[a] > 0.0 and x.size:
+            if shape[a] < 0 or (x.size and not factor[a] > 0.0):
                 raise bad(plan, "positive scales or sizes", list(given))
         return self._resize(plan, x, shape, factor, starts, ends)
 
@@ -167,16 +172,19 @@ class Resize(Operator):
         self, plan: Lowering, x: Tensor, shape: Sequence[int], factor: Sequence[float], starts: Sequence[float],
         ends: Sequence[float],
     ) -> Tensor:
-        changed = [a for a in range(x.rank) if shape[a] != x.shape[a] or factor[a] != 1.0 or (starts[a], ends[a]) != (0, 1)]
+        changed = [a for a in range(x.rank)
+                   if shape[a] != x.shape[a] or factor[a] != 1.0 or (starts[a], ends[a]) != (0.0, 1.0)]
         if not changed:
             return plan.view(x, x.shape)
-        places = {a: coordinates(self.coordinate_transformation_mode, x.shape[a], shape[a], factor[a], starts[a], ends[a])
-                  for a in changed}
-        crop = self.coordinate_transformation_mode == "tf_crop_and_resize"
+        transform = self.coordinate_transformation_mode
+        places = {a: coordinates(transform, x.shape[a], shape[a], factor[a], starts[a], ends[a]) for a in changed}
+        crop = transform == "tf_crop_and_resize"
         outside = {a: crop & ((p < 0) | (p > x.shape[a] - 1)) for a, p in places.items()}
         if self.mode == "nearest":
-            taps = {a: np.where(outside[a], -1, nearest(self.nearest_mode, p, factor[a]).clip(0, max(x.shape[a] - 1, 0)))
-                    for a, p in places.items()}
+            taps = {}
+            for a, p in places.items():
+                rounded = nearest(self.nearest_mode, p, factor[a]).clip(0, max(x.shape[a] - 1, 0))
+                taps[a] = np.where(outside[a], -1, rounded)
             return self._nearest(plan, x, shape, taps)
         if self.mode not in ("linear", "cubic") or x.dtype != np.float32:
             raise NoKernel(f"mode {self.mode} for {x.dtype}")
@@ -253,6 +261,7 @@ class Resize10(Operator):
     mode: str = "nearest"
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add a kernel for each axis that changes (nearest: one for all); the last may be fused onto."""
         if len(inputs) != 2:
             raise bad(plan, "the inputs X and scales", f"{len(inputs)} inputs")
         resize = Resize(mode=self.mode, coordinate_transformation_mode="asymmetric", nearest_mode="simple")
@@ -272,5 +281,6 @@ class Upsample7(Operator):
     mode: str = "nearest"
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add a kernel for each axis that changes (nearest: one for all); the last may be fused onto."""
         scales = plan.constant(np.array(self.scales, np.float32))
         return Resize10(mode=self.mode).lower(plan, inputs[0], scales)

@@ -69,7 +69,9 @@ class Flatten(Operator):
         """View the input."""
         (x,) = operands(plan, inputs, 1)
         if not -x.rank <= self.axis <= x.rank:
-            raise InvalidModel(f"node {plan.node!r} (Flatten): axis {self.axis} is out of range for {x.rank} dimensions")
+            raise InvalidModel(
+                f"node {plan.node!r} (Flatten): axis {self.axis} is out of range for {x.rank} dimensions"
+            )
         axis = self.axis + x.rank if self.axis < 0 else self.axis
         return plan.view(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 

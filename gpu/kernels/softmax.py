@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import InvalidModel
 from .elementwise import operands
-from .kernel import Binding, Kernel
+from .kernel import Binding, Kernel, Scalar
 from .reduce import MAX, SUM, fold
 from .registry import NoKernel, Operator, op
 
@@ -20,7 +20,7 @@ __all__ = ["softmax"]
 
 
 def softmax(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, log: bool) -> Tensor:
-    """e ** x / sum(e ** x), or its logarithm, over the middle one of [outer, size, inner]."""
+    """Softmax, e ** x / sum(e ** x), or its logarithm, over the middle one of [outer, size, inner]."""
     if x.type != "f32":
         raise NoKernel(f"no kernel for {x.dtype.name}")
     if x.size == 0:
@@ -46,7 +46,9 @@ def softmax(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, log: b
     wide = inner == 1 and size % 4 == 0
     kernel = _row_kernel(wide, log)
     params: dict[str, int | float] = {"rows": rows, "size": size, "inner": inner, "infinity": math.inf}
-    return plan.pending(kernel, [plan.storage(x)], params, -(-rows // kernel.lanes), x.dtype, x.shape, flops=8.0 * x.size)
+    return plan.pending(
+        kernel, [plan.storage(x)], params, -(-rows // kernel.lanes), x.dtype, x.shape, flops=8.0 * x.size
+    )
 
 
 def in_steps(rows: int, size: int) -> bool:
@@ -57,7 +59,7 @@ def in_steps(rows: int, size: int) -> bool:
 @lru_cache
 def _row_kernel(wide: bool, log: bool) -> Kernel:
     # One row for each invocation.
-    params = (("rows", "u32"), ("size", "u32"), ("inner", "u32"), ("infinity", "f32"))
+    params: tuple[tuple[str, Scalar], ...] = (("rows", "u32"), ("size", "u32"), ("inner", "u32"), ("infinity", "f32"))
     head = "let t = group * 8u + lane;\nif (t < params.rows) {\nvar top = -params.infinity;\n"
     if wide:
         body = f"""let quads = params.size / 4u; let base = t * quads;
@@ -92,8 +94,13 @@ for (var r = 0u; r < params.size; r++) {{
         kind = "f32"
     name = ("log_softmax" if log else "softmax") + ("x4" if wide else "")
     return Kernel(
-        name, head + body, reads=(Binding("x", kind),), params=params, result="f32",  # type: ignore[arg-type]
-        width=4 if wide else 1, lanes=8,
+        name,
+        head + body,
+        reads=(Binding("x", kind),),
+        params=params,
+        result="f32",
+        width=4 if wide else 1,
+        lanes=8,
     )
 
 
@@ -125,8 +132,11 @@ for (var r = lane; r < params.size; r += 64u) {{
     store(base + r, {"x[base + r] - less" if log else "exp(x[base + r] - top) * scale"});
 }}"""
     return Kernel(
-        "log_softmax_group" if log else "softmax_group", body, reads=(Binding("x"),),
-        params=(("size", "u32"), ("infinity", "f32")), functions="var<workgroup> parts: array<f32, 64>;\n",
+        "log_softmax_group" if log else "softmax_group",
+        body,
+        reads=(Binding("x"),),
+        params=(("size", "u32"), ("infinity", "f32")),
+        functions="var<workgroup> parts: array<f32, 64>;\n",
     )
 
 
@@ -137,9 +147,7 @@ class _Softmax(Operator):
         axis = plan.axis(axis, x.rank)
         if x.rank == 0:
             return softmax(plan, x, 1, 1, 1, self.log)
-        return softmax(
-            plan, x, math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]), self.log
-        )
+        return softmax(plan, x, math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]), self.log)
 
     def flattened(self, plan: Lowering, x: Tensor, axis: int) -> Tensor:
         if not -x.rank <= axis <= x.rank:

@@ -14,7 +14,10 @@ from ..errors import InvalidModel
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
 
-__all__ = ["Axis", "bad", "spread", "windows"]
+__all__ = ["MOST_TURNS", "Axis", "bad", "spread", "windows"]
+
+MOST_TURNS = 60_000
+"""Turns that the loops of one invocation may take on a software adapter, all loops together: llvmpipe stops at 65535."""
 
 
 @dataclass(frozen=True, slots=True)

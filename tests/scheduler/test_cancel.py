@@ -42,14 +42,16 @@ def with_clock(main: Callable[[], Awaitable[None]]) -> None:
 
 
 class HandOvers:
-    """Every segment that is handed to an actor, and whether its run's scope was cancelled then."""
+    """Every segment that is handed to an actor, and those for which the run's scope was cancelled then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.every: list[Segment] = []
         self.after_cancel: list[Segment] = []
         self.cancelled: Callable[[], bool] = lambda: False
         original = Actor.submit_nowait
 
         def submit_nowait(actor: Actor, segment: Segment, on_reply: Any) -> None:
+            self.every.append(segment)
             if self.cancelled():
                 self.after_cancel.append(segment)
             original(actor, segment, on_reply)
@@ -233,23 +235,61 @@ async def test_a_deadline_covers_the_wait_and_the_run(autojump_clock: MockClock,
         assert model.engines[0].count("begin") == 2
 
 
-async def test_a_deadline_that_has_passed_hands_nothing_over(autojump_clock: MockClock, feed: Feed) -> None:
+async def test_a_deadline_that_has_passed_hands_nothing_over(
+    autojump_clock: MockClock, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop may be late: the scope is not cancelled yet, but its deadline is over."""
-    model = FakeModel()
+    hand_overs = HandOvers(monkeypatch)
     async with trionnx.open_scheduler(backend="fake") as scheduler:
-        session = await scheduler.load(model)
+        session = await scheduler.load(FakeModel())
         handed = 0
 
         def on_progress(done: int, total: int) -> None:
             nonlocal handed
             if done == 4:
                 autojump_clock.jump(10)
-                handed = model.engines[0].count("handed")
+                handed = len(hand_overs.every)
 
         with trio.move_on_after(1) as scope:
             await session.run(None, feed, trionnx.RunOptions(on_progress=on_progress))
         assert scope.cancelled_caught
-        assert model.engines[0].count("handed") == handed
+        assert len(hand_overs.every) == handed > 0
+
+
+async def test_what_is_held_back_is_stopped_in_the_instant_of_the_cancel(autojump_clock: MockClock, feed: Feed) -> None:
+    model = FakeModel()
+    async with trionnx.open_scheduler(backend="fake") as scheduler, trio.open_nursery() as nursery:
+        session = await scheduler.load(model)
+        nursery.start_soon(session.run, None, feed)
+        await trio.sleep(0.012)
+        nursery.cancel_scope.cancel()
+        assert model.engines[0].log[-1].what == "stop"
+
+
+async def test_a_run_that_drains_waits_for_no_turn(autojump_clock: MockClock, feed: Feed) -> None:
+    model, busy = FakeModel(((StepView("gpu", cost_s=1.0),) * 9,)), FakeModel(((StepView("gpu", cost_s=1.0),) * 9,))
+    async with trionnx.open_scheduler(backend="fake") as scheduler, trio.open_nursery() as nursery:
+        session, other = await scheduler.load(model), await scheduler.load(busy)
+        state = governor_of("fake: fake").state
+        with trio.CancelScope() as scope:
+
+            async def watch() -> None:
+                nonlocal state
+                await trio.sleep(0.1)
+                nursery.start_soon(other.run, None, feed)
+                await trio.sleep(1.4)
+                state = governor_of("fake: fake").state
+                assert 0 in [run for run, _ in state.waiting]
+                scope.cancel()
+                await wait_all_tasks_blocked()
+                state = governor_of("fake: fake").state
+                assert 0 not in [run for run, _ in state.waiting]
+                assert state.held[0] <= 2
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await session.run(None, feed)
+        assert state.held
 
 
 async def test_an_enclosing_scope_outranks_an_error(autojump_clock: MockClock, feed: Feed) -> None:
@@ -282,6 +322,7 @@ async def test_a_hang_leaves_what_would_have_left_and_the_next_run_is_told(
         with pytest.raises(DeviceHung, match="fake did not finish an earlier run"):
             await session.run(None, feed)
         assert "hung" in repr(session)
+        assert governor_of("fake: fake").state.held == {}
 
         # Others on the same adapter have their turns, and closing does not wait for the device.
         other = FakeModel()
@@ -307,6 +348,25 @@ async def test_runs_that_wait_for_a_session_that_hangs_are_told(autojump_clock: 
                 nursery.start_soon(wait)
                 await session.run(None, feed)
         assert told == [pytest.approx(3.0)] * 2
+
+
+async def test_no_run_comes_in_between_a_hang_and_its_report(autojump_clock: MockClock, feed: Feed) -> None:
+    def on_progress(done: int, total: int) -> None:
+        raise LookupError
+
+    model, options = FakeModel(hangs={1}), trionnx.RunOptions(on_progress=on_progress)
+    async with trionnx.open_scheduler(backend="fake") as scheduler, trio.open_nursery() as nursery:
+        session = await scheduler.load(model)
+
+        async def second() -> None:
+            with pytest.raises(DeviceHung):
+                await session.run(None, feed)
+
+        with trio.move_on_after(1) as scope:
+            nursery.start_soon(second)
+            await session.run(None, feed, options)
+        assert scope.cancelled_caught
+    assert model.engines[0].count("begin") == 1
 
 
 async def test_a_begin_that_cannot_be_left_has_a_longer_bound(autojump_clock: MockClock, feed: Feed) -> None:

@@ -114,6 +114,33 @@ async def test_closing_the_scheduler_within_its_block(autojump_clock: MockClock,
         assert trio.current_time() < 1
 
 
+@pytest.mark.parametrize("tick", range(12))
+async def test_closing_at_every_tick_of_a_load(autojump_clock: MockClock, tick: int) -> None:
+    async def close_at_tick() -> None:
+        model, told, closing = FakeModel(), list[str](), False
+
+        async def load() -> None:
+            try:
+                await scheduler.load(model)
+            except trio.ClosedResourceError:
+                told.append("closed")
+            else:
+                told.append("loaded" if not closing else "loaded too late")
+
+        async with trio.open_nursery() as nursery, trionnx.open_scheduler(backend="fake") as scheduler:
+            nursery.start_soon(load)
+            for _ in range(tick):
+                await trio.lowlevel.checkpoint()
+            closing = True
+            await scheduler.aclose()
+            assert all(engine._gone for engine in model.engines)
+        assert told in (["closed"], ["loaded"])
+
+    for _ in range(8):  # the order within a tick is random
+        with trio.fail_after(1000):
+            await close_at_tick()
+
+
 async def test_leaving_by_an_exception_gives_that_exception(autojump_clock: MockClock, feed: Feed) -> None:
     model = FakeModel()
 

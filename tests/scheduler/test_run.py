@@ -175,17 +175,33 @@ async def test_an_engines_error_leaves_the_run_and_the_session_stays_usable(
 
 
 async def test_an_error_is_not_kept_waiting_for_a_turn(autojump_clock: MockClock, feed: Feed) -> None:
-    failing = FakeModel(failures={0: DeviceLost("gone")})
-    busy = FakeModel(((StepView("gpu", cost_s=10.0),) * 3,))
-    async with trionnx.open_scheduler(backend="fake") as scheduler, trio.open_nursery() as nursery:
-        session, other = await scheduler.load(failing), await scheduler.load(busy)
-        start = trio.current_time()
-        # Both ask for turns in the same moment: the other one's long segments take what is left.
-        nursery.start_soon(other.run, None, feed)
+    failing = FakeModel(((StepView("gpu", cost_s=0.5),) * 9,), failures={1: DeviceLost("gone")})
+    busy = FakeModel(((StepView("gpu", cost_s=10.0),) * 9,))
+    async with trionnx.open_scheduler(backend="fake", max_in_flight=1) as scheduler, trio.open_nursery() as nursery:
+        session, *others = [await scheduler.load(model) for model in (failing, busy, busy)]
+
+        async def others_come() -> None:
+            await trio.sleep(0.1)
+            for other in others:
+                nursery.start_soon(other.run, None, feed)
+
+        # Both turns are the failing run's; as its segments finish, the others get them.
+        nursery.start_soon(others_come)
         with pytest.raises(DeviceLost):
             await session.run(None, feed)
-        assert trio.current_time() - start < 1.0
+        assert trio.current_time() == pytest.approx(1.0)
         nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_decides_nothing_is_not_waited_for(autojump_clock: MockClock, feed: Feed) -> None:
+    class Undecided(FakeModel):
+        def view(self, activation: int = 0) -> Any:
+            return None if activation else super().view()
+
+    async with trionnx.open_scheduler(backend="fake") as scheduler:
+        session = await scheduler.load(Undecided(dynamic=frozenset({0})))
+        with pytest.raises(RuntimeError, match="the engine decided nothing"):
+            await session.run(None, feed)
 
 
 async def test_an_end_that_fails_does_not_cost_the_outputs(autojump_clock: MockClock, feed: Feed) -> None:

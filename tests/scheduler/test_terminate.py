@@ -12,8 +12,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trionnx
+from trionnx.actors import Actor
 from trionnx.actors.fake import FakeModel
 from trionnx.gpu.errors import DeviceLost, RunTerminated
+from trionnx.gpu.seam import Segment
 
 Feed = dict[str, np.ndarray[Any, Any]]
 
@@ -116,6 +118,38 @@ async def test_terminate_from_on_progress(autojump_clock: MockClock, feed: Feed)
         with pytest.raises(RunTerminated):
             await session.run(None, feed, options)
         assert model.engines[0].count("handed") <= 4 + 3
+
+
+async def test_a_terminate_that_the_loop_has_not_heard_of_yet(
+    autojump_clock: MockClock, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another thread: nothing is handed over any more, and what is held back is stopped already."""
+    model, options = FakeModel(), trionnx.RunOptions()
+    handed: list[bool] = []
+    last = ""
+    original = Actor.submit_nowait
+
+    def submit_nowait(actor: Actor, segment: Segment, on_reply: Any) -> None:
+        handed.append(options.terminated)
+        original(actor, segment, on_reply)
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal last
+        if done == 4:
+            thread = threading.Thread(target=options.terminate)
+            thread.start()
+            thread.join()
+            last = model.engines[0].log[-1].what
+
+    monkeypatch.setattr(Actor, "submit_nowait", submit_nowait)
+    options.on_progress = on_progress
+    async with trionnx.open_scheduler(backend="fake") as scheduler:
+        session = await scheduler.load(model)
+        with pytest.raises(RunTerminated):
+            await session.run(None, feed, options)
+    assert last == "stop"
+    assert handed
+    assert not any(handed)
 
 
 async def test_a_run_that_hangs_when_terminated_says_so(autojump_clock: MockClock, feed: Feed) -> None:

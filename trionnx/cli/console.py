@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["bar", "milliseconds", "output", "table"]
+__all__ = ["bar", "milliseconds", "output", "quiet_drivers", "table"]
 
 WIDE = 240
 
@@ -44,3 +47,8 @@ def bar() -> Progress:
 def milliseconds(seconds: float) -> str:
     """Such as "12.3 ms"."""
     return f"{seconds * 1e3:.1f} ms"
+
+
+def quiet_drivers() -> None:
+    """Keep drivers that look for a Wayland display from complaining on standard error that there is none."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())

@@ -6,13 +6,13 @@ import argparse
 import importlib
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, cast
 
 from ..gpu.errors import DeviceHung, DeviceLost, InvalidData, InvalidInput, InvalidModel, NoAdapter, UnsupportedOperator
 from ..scheduler.backends import check_backend
+from .console import quiet_drivers
 from .inputs import UsageError
 
 __all__ = ["EXIT_CANCELLED", "EXIT_FAILED", "EXIT_USAGE", "main"]
@@ -47,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 where it failed, 2 where it was called wrongly, 130 where it was cancelled.
     """
     arguments = _parse(argv)
-    # Some drivers look for a Wayland display, and complain on standard error where this is not set.
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    quiet_drivers()
     command = cast(_Command, importlib.import_module(f".{arguments.command}", __package__))
     try:
         _check_backend(arguments)

@@ -41,9 +41,8 @@ def make(
 
 
 def with_weights() -> onnx.ModelProto:
-    return make(
-        [node("Add", ["x", "big"], ["y"], name="add")], [info("x", FLOAT, [5000])], initializers=[from_array(BIG, "big")]
-    )
+    add = node("Add", ["x", "big"], ["y"], name="add")
+    return make([add], [info("x", FLOAT, [5000])], initializers=[from_array(BIG, "big")])
 
 
 def from_array(array: Any, name: str) -> TensorProto:
@@ -321,7 +320,9 @@ def test_a_nested_graph_may_reuse_a_name() -> None:
     )
     graph = plain(proto).graph
     assert graph.nodes[2].inputs[0] is graph.nodes[0].outputs[0]
-    assert graph.nodes[1].attrs["then_branch"].outputs[0] is not graph.nodes[0].outputs[0]
+    (inner,) = graph.nodes[1].attrs["then_branch"].outputs
+    assert inner is not graph.nodes[0].outputs[0]
+    assert inner.name == "h'"
 
 
 def test_nodes_out_of_order_are_sorted() -> None:
@@ -442,9 +443,9 @@ def test_sources_of_the_wrong_type(source: Any) -> None:
     [
         ([node("Relu", ["q"], ["y"], name="r")], "node 'r' (Relu): its input 'q' is produced by nothing"),
         ([node("Relu", ["x"], ["z"])], "the output 'y' of the model is produced by nothing"),
-        ([node("Relu", ["x"], ["y"]), node("Abs", ["x"], ["y"], name="b")], "node 'b' (Abs): its output 'y' is produced"),
+        ([node("Relu", ["x"], ["y"]), node("Abs", ["x"], ["y"], name="b")], "node 'b' (Abs): its output 'y' is"),
         ([node("Relu", ["x"], ["x"], name="r"), node("Abs", ["x"], ["y"])], "node 'r' (Relu): its output 'x' is prod"),
-        ([node("Add", ["x", "b"], ["a"], name="a"), node("Abs", ["a"], ["b"]), node("Abs", ["b"], ["y"])], "depends on"),
+        ([node("Add", ["x", "b"], ["a"], name="a"), node("Abs", ["a"], ["b"]), node("Abs", ["b"], ["y"])], "depends"),
         ([node("If", ["x"], ["y"], then_branch=branch("t", node("Neg", ["q"], ["p"]), output="p"),
                else_branch=branch("e", output="x"))], "(If, without a name): its input 'q' is produced by nothing"),
         ([node("If", ["x"], ["y"], then_branch=branch("t", output="q"), else_branch=branch("e", output="x"))], "'q'"),
@@ -459,7 +460,8 @@ def test_initialisers_that_break_the_rules() -> None:
     tensor = from_array(np.zeros(3, np.float32), "w")
     assert "two initialisers called 'w'" in refused(make(relu, [], initializers=[tensor, tensor]))
     short = TensorProto(name="w", data_type=1, dims=[3], raw_data=b"1234")
-    assert "tensor 'w': shape [3] of float32 takes 12 bytes, there are 4" in refused(make(relu, [], initializers=[short]))
+    message = refused(make(relu, [], initializers=[short]))
+    assert "tensor 'w': shape [3] of float32 takes 12 bytes, there are 4" in message
     typed = TensorProto(name="w", data_type=1, dims=[3], float_data=[1.0])
     assert "tensor 'w': its data do not fit shape [3] of float32" in refused(make(relu, [], initializers=[typed]))
     unknown = TensorProto(name="w", data_type=99, dims=[3])
@@ -535,7 +537,8 @@ def test_external_data_that_are_wrong(tmp_path: Path) -> None:
 
 
 def test_progress_and_check_are_called_and_check_may_raise() -> None:
-    proto = make([node("Relu", ["x" if not i else f"v{i}"], [f"v{i + 1}"]) for i in range(100)], outputs=[info("v100", FLOAT, None)])
+    nodes = [node("Relu", [f"v{i}" if i else "x"], [f"v{i + 1}"]) for i in range(100)]
+    proto = make(nodes, outputs=[info("v100", FLOAT, None)])
     seen: list[tuple[str, int, int]] = []
     checks = 0
 

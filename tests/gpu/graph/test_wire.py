@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -29,6 +31,14 @@ def merged(data: bytes, threshold: int = 4096) -> tuple[onnx.ModelProto, list[Bl
     for chunk in parts.chunks:
         proto.MergeFromString(chunk)
     return proto, parts.blobs
+
+
+def refusal(data: bytes) -> str | None:
+    try:
+        skeleton(memoryview(data), "m", threshold=16)
+    except InvalidModel as error:
+        return str(error)
+    return None
 
 
 def branch(then: onnx.GraphProto) -> onnx.NodeProto:
@@ -153,16 +163,9 @@ def test_check_is_called_and_what_it_raises_leaves() -> None:
 def test_every_truncation_is_an_invalid_model_or_a_smaller_model() -> None:
     tensors = [numpy_helper.from_array(np.arange(40), "a"), numpy_helper.from_array(np.arange(3), "b")]
     data = model(*tensors, nodes=[helper.make_node("Relu", ["x"], ["y"])]).SerializeToString()
-    refused = 0
-    for end in range(len(data)):
-        try:
-            merged(data[:end], threshold=16)
-        except InvalidModel as error:
-            refused += 1
-            assert str(error).startswith("m: ")
-            assert "byte" in str(error)
-            assert "\n" not in str(error)
-    assert refused > len(data) * 0.9
+    messages = [m for end in range(len(data)) if (m := refusal(data[:end]))]
+    assert len(messages) > len(data) * 0.9
+    assert all(re.fullmatch(r"m: truncated or damaged at byte \d+: .*", m) for m in messages)
 
 
 def test_the_message_says_what_is_missing() -> None:
@@ -173,12 +176,8 @@ def test_the_message_says_what_is_missing() -> None:
 
 @given(st.binary(min_size=1, max_size=200))
 def test_arbitrary_bytes_never_break_the_scanner(data: bytes) -> None:
-    try:
-        parts = skeleton(memoryview(data), "m", threshold=16)
-    except InvalidModel as error:
-        assert str(error).startswith("m: ")
-    else:
-        assert sum(map(len, parts.chunks)) <= len(data) + 100
+    message = refusal(data)
+    assert message is None or re.fullmatch("m: (truncated or )?damaged .*", message)
 
 
 @given(st.data())
@@ -188,10 +187,8 @@ def test_flipped_bytes_never_break_the_scanner(data: st.DataObject) -> None:
     whole = bytearray(model(numpy_helper.from_array(np.arange(9.0), "a"), nodes=[branch(then)]).SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        skeleton(memoryview(bytes(whole)), "m", threshold=16)
-    except InvalidModel as error:
-        assert "\n" not in str(error)
+    message = refusal(bytes(whole))
+    assert message is None or re.fullmatch("m: (truncated or )?damaged .*", message)
 
 
 def test_endless_nesting_is_refused() -> None:

@@ -24,7 +24,9 @@ def _make_node(op: str, inputs: Sequence[Any], attrs: dict[str, Any], opset: int
 def make_node() -> Callable[..., Node]:
     """Make a node for given inputs: op, inputs, opset=, outputs=, domain=, and attributes by name."""
 
-    def make(op: str, inputs: Sequence[Any], *, opset: int = 17, outputs: int = 1, domain: str = "", **attrs: Any) -> Node:
+    def make(
+        op: str, inputs: Sequence[Any], *, opset: int = 17, outputs: int = 1, domain: str = "", **attrs: Any
+    ) -> Node:
         return _make_node(op, inputs, attrs, opset, outputs, domain)
 
     return make

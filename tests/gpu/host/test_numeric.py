@@ -293,7 +293,7 @@ def test_gather_like_onnx_runtime(data: st.DataObject, make_node: Make, oracle: 
     inputs = [x, indices]
     node = make_node("Gather", inputs, axis=axis)
     if ((indices < -n) | (indices >= n)).any():
-        with pytest.raises(InvalidData, match=f"'the node': Gather: index .* is out of range for axis .* of {n} elements"):
+        with pytest.raises(InvalidData, match=rf"'the node': Gather: index .* is out of range .* of {n} elements"):
             evaluate(node, inputs)
     else:
         same(evaluate(node, inputs), oracle(node, inputs))
@@ -314,7 +314,7 @@ def test_range_like_onnx_runtime(data: st.DataObject, make_node: Make, oracle: O
 @quick
 @given(data=st.data())
 def test_integer_arithmetic_is_c_s(data: st.DataObject, make_node: Make) -> None:
-    dtype = data.draw(st.sampled_from([np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint32, np.uint64]))
+    dtype: Any = data.draw(st.sampled_from([np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint32, np.uint64]))
     limits = np.iinfo(dtype)
     number = st.integers(int(limits.min), int(limits.max))
     a, b = data.draw(number), data.draw(number)
@@ -377,16 +377,16 @@ def test_values_that_break_a_rule(
 
 
 def test_what_is_missing_is_the_model_s_fault(make_node: Make) -> None:
-    with pytest.raises(InvalidModel, match="'the node' .Concat.: a required attribute or input is missing"):
+    with pytest.raises(InvalidModel, match=r"'the node' .Concat.: a required attribute or input is missing"):
         evaluate(make_node("Concat", [X, X]), [X, X])
-    with pytest.raises(InvalidModel, match="'the node' .Unsqueeze."):
+    with pytest.raises(InvalidModel, match=r"'the node' .Unsqueeze."):
         evaluate(make_node("Unsqueeze", [X], opset=11), [X])
-    with pytest.raises(InvalidModel, match="'the node' .Reshape."):
+    with pytest.raises(InvalidModel, match=r"'the node' .Reshape."):
         evaluate(make_node("Reshape", [X]), [X])
 
 
 def test_what_has_no_implementation_is_none(make_node: Make) -> None:
-    assert evaluate(make_node("Conv", [X, X]), [X, X]) is None
+    assert evaluate(make_node("Gelu", [X], opset=20), [X]) is None
     assert evaluate(make_node("Add", [X, X], domain="d"), [X, X]) is None
     assert evaluate(make_node("Cast", [X], to=8), [X]) is None
     strings = np.array(["a", "b"], object)
@@ -417,7 +417,8 @@ def test_outputs_that_nobody_reads_may_be_none(make_node: Make) -> None:
 def test_zip_map_gives_dictionaries(make_node: Make) -> None:
     x = f32(0.25, 0.75, 1, 0).reshape(2, 2)
     node = make_node("ZipMap", [x], domain="ai.onnx.ml", opset=1, classlabels_strings=["a", "b"])
-    assert evaluate(node, [x]) == [[{"a": 0.25, "b": 0.75}, {"a": 1.0, "b": 0.0}]]
+    got: Any = evaluate(node, [x])
+    assert got == [[{"a": 0.25, "b": 0.75}, {"a": 1.0, "b": 0.0}]]
 
 
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC"])

@@ -153,16 +153,73 @@ def test_loop_and_scan() -> None:
     np.testing.assert_array_equal(sums, xs.cumsum(0))
 
 
+def test_a_loop_without_turns_collects_nothing() -> None:
+    body = helper.make_graph(
+        [node("Identity", ["k"], ["k2"]), node("Identity", ["s"], ["s2"]), node("Expand", ["s", "shape"], ["out"])],
+        "body",
+        [info("i", INT64, []), info("k", BOOL, []), info("s", FLOAT, [1])],
+        [info("k2", BOOL, []), info("s2", FLOAT, [1]), info("out", FLOAT, [2, 1])],
+        [numpy_helper.from_array(ints(2, 1), "shape")],
+    )
+    loop = only_node(
+        node("Loop", ["n", "c", "s0"], ["last", "all"], body=body),
+        info("n", INT64, []), info("c", BOOL, []), info("s0", FLOAT, [1]),
+    )
+    one = np.ones(1, np.float32)
+    for n, c in ((np.array(0), None), (np.array(3), np.array(False))):
+        last, every = evaluate_host(loop, [n, c, one])
+        assert last.tolist() == [1]
+        assert (every.dtype, every.shape) == (np.float32, (0, 2, 1))
+
+
+def test_a_loop_ends_by_its_condition_and_check_is_called() -> None:
+    body = helper.make_graph(
+        [node("Less", ["s", "limit"], ["k2"]), node("Add", ["s", "s"], ["s2"])],
+        "body",
+        [info("i", INT64, []), info("k", BOOL, []), info("s", FLOAT, [])],
+        [info("k2", BOOL, []), info("s2", FLOAT, [])],
+    )
+    loop = only_node(node("Loop", ["", "", "s0"], ["y"], body=body), info("s0", FLOAT, []), info("limit", FLOAT, []))
+    one, calls = np.array(1, np.float32), []
+    (got,) = evaluate_host(loop, [None, None, one], {"limit": np.array(20, np.float32)}, lambda: calls.append(1))
+    assert got == 64
+    assert len(calls) == 12
+
+
+def test_scan_backwards_and_along_other_axes() -> None:
+    body = helper.make_graph(
+        [node("Add", ["a", "x"], ["a2"]), node("Identity", ["a2"], ["o"])],
+        "body", [info("a", FLOAT, [2]), info("x", FLOAT, [2])], [info("a2", FLOAT, [2]), info("o", FLOAT, [2])],
+    )
+    scan = only_node(
+        node("Scan", ["a0", "xs"], ["a", "sums"], body=body, num_scan_inputs=1, scan_input_axes=[1],
+             scan_input_directions=[1], scan_output_axes=[-1], scan_output_directions=[1]),
+        info("a0", FLOAT, [2]), info("xs", FLOAT, [2, 3]),
+    )
+    xs = np.arange(6, dtype=np.float32).reshape(2, 3)
+    total, sums = evaluate_host(scan, [np.zeros(2, np.float32), xs])
+    np.testing.assert_array_equal(total, xs.sum(1))
+    np.testing.assert_array_equal(sums, xs[:, ::-1].cumsum(1)[:, ::-1])
+
+
+def test_a_condition_of_several_elements_is_invalid_data() -> None:
+    made = only_node(
+        node("If", ["c"], ["y"], name="if", then_branch=branch("t", output="x"), else_branch=branch("e", output="x")),
+        info("c", BOOL, []), info("x", FLOAT, [3]),
+    )
+    with pytest.raises(InvalidData, match="'if': If: its condition has 2 elements"):
+        evaluate_host(made, [np.array([True, False])], {"x": X})
+
+
 def test_attributes_of_every_kind_survive(make_node: Make) -> None:
     made = make_node("Constant", [], value=X)
     np.testing.assert_array_equal(evaluate_reference(made, [])[0], X)
     made = make_node("Constant", [], value_strings=["a", "b"])
     assert evaluate_reference(made, [])[0].tolist() == ["a", "b"]
-    x = np.zeros((1, 1, 4, 4), np.float32)
-    made = make_node("MaxPool", [x], kernel_shape=[2, 2], pads=[], strides=[2, 2], auto_pad="VALID")
-    assert evaluate_reference(made, [x])[0].shape == (1, 1, 2, 2)
+    empty = node_proto(make_node("LSTM", [X], activations=[], activation_alpha=[]), [True])
+    assert [a.type for a in empty.attribute] == [onnx.AttributeProto.STRINGS, onnx.AttributeProto.FLOATS]
     with pytest.raises(TypeError, match="attribute 'a' of node 'the node' is a complex"):
-        node_proto(make_node("Relu", [x], a=1j), [True])
+        node_proto(make_node("Relu", [X], a=1j), [True])
 
 
 # --- inference --------------------------------------------------------------------------------
@@ -217,7 +274,8 @@ def test_inference_with_an_optional_input_left_out(make_node: Make) -> None:
 
 def test_nested_graphs_do_not_break_inference() -> None:
     made = only_node(
-        node("If", ["c"], ["y"], then_branch=branch("t", output="x"), else_branch=branch("e", node("Neg", ["x"], ["q"]), output="q")),
+        node("If", ["c"], ["y"], then_branch=branch("t", output="x"),
+             else_branch=branch("e", node("Neg", ["x"], ["q"]), output="q")),
         info("c", BOOL, []), info("x", FLOAT, [3]),
     )
     assert infer_outputs(made, [(np.dtype(bool), ())], [None]) in ([None], [(F32, (3,))])

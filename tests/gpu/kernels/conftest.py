@@ -1,0 +1,150 @@
+"""Operators through the real engine: many one-node cases in one model, each against an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+import trionnx.gpu.device.device as device_module
+import trionnx.gpu.graph.planner as planner_module
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Case:
+    """One node. `want` None: ONNX Runtime's CPU provider says."""
+
+    op: str
+    inputs: Sequence[Array | None]
+    attrs: dict[str, Any]
+    known: tuple[int, ...]
+    outputs: int
+    want: list[Array] | None
+    tol: float
+    domain: str = ""
+
+    def names(self, number: int) -> tuple[list[str], list[str]]:
+        inputs = ["" if x is None else f"i{number}_{k}" for k, x in enumerate(self.inputs)]
+        return inputs, [f"o{number}_{k}" for k in range(self.outputs)]
+
+    def __str__(self) -> str:
+        shapes = ", ".join("-" if x is None else f"{x.dtype}{list(x.shape)}" for x in self.inputs)
+        return f"{self.op}({shapes}) {self.attrs}"
+
+
+@dataclass
+class Cases:
+    """Cases of one test; `check` runs them all in one model and compares."""
+
+    open_model: Callable[..., Any]
+    cases: list[Case] = field(default_factory=list)
+
+    def add(
+        self,
+        op: str,
+        *inputs: Any,
+        known: tuple[int, ...] = (),
+        fed: tuple[int, ...] = (),
+        outputs: int = 1,
+        want: Any = None,
+        tol: float = 2e-6,
+        **attrs: Any,
+    ) -> None:
+        """Add a case: int64 inputs are known (initialisers) unless `fed`, others where `known` says."""
+        arrays = [None if x is None else np.asarray(x) for x in inputs]
+        shapes = {k for k, x in enumerate(arrays) if x is not None and x.dtype == np.int64}
+        known = tuple({*known, *shapes} - set(fed))
+        wanted = None if want is None else [np.asarray(w) for w in (want if isinstance(want, list) else [want])]
+        self.cases.append(Case(op, arrays, attrs, known, outputs, wanted, tol))
+
+    def model(self, cases: Sequence[tuple[int, Case]], opset: int) -> onnx.ModelProto:
+        nodes, inputs, outputs, constants = [], [], [], []
+        for number, case in cases:
+            names, made = case.names(number)
+            nodes.append(helper.make_node(case.op, names, made, f"case {number}", domain=case.domain, **case.attrs))
+            outputs += [onnx.ValueInfoProto(name=name) for name in made]
+            for k, (name, x) in enumerate(zip(names, case.inputs, strict=True)):
+                if x is None:
+                    continue
+                if k in case.known:
+                    constants.append(onnx.numpy_helper.from_array(x, name))
+                else:
+                    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+                    inputs.append(helper.make_tensor_value_info(name, kind, x.shape))
+        graph = helper.make_graph(nodes, "cases", inputs, outputs, constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+    def check(self, opset: int = 18, *, host: Sequence[str] = ()) -> None:
+        """Run and compare. `host`: operators that may run as host steps."""
+        numbered = list(enumerate(self.cases))
+        feeds = {
+            name: x
+            for number, case in numbered
+            for k, (name, x) in enumerate(zip(case.names(number)[0], case.inputs, strict=True))
+            if x is not None and k not in case.known
+        }
+        driver = self.open_model(self.model(numbered, opset))
+        values = iter(driver.run(feeds))
+        wrong = [n for n in driver.engine.explain() if n.where == "host" and n.op not in host]
+        assert not wrong
+        for number, case in numbered:
+            got = [np.asarray(next(values)) for _ in range(case.outputs)]
+            wanted = case.want if case.want is not None else self._oracle(number, case, opset, feeds)
+            for mine, right in zip(got, wanted, strict=True):
+                _compare(mine, right, case)
+
+    def _oracle(self, number: int, case: Case, opset: int, feeds: dict[str, Array]) -> list[Array]:
+        model = self.model([(number, case)], opset)
+        options = ort.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, 1
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return [np.asarray(x) for x in session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})]
+
+
+def _compare(got: Array, want: Array, case: Case) -> None:
+    assert got.shape == want.shape, f"{case}: shape {got.shape}, expected {want.shape}"
+    if case.want is None:
+        assert got.dtype == want.dtype, f"{case}: {got.dtype}, expected {want.dtype}"
+    if want.dtype.kind != "f":
+        np.testing.assert_array_equal(got, want, err_msg=str(case))
+        return
+    finite = want[np.isfinite(want)]
+    scale = float(np.abs(finite).max(initial=0)) or 1.0
+    np.testing.assert_allclose(got, want, rtol=0, atol=case.tol * scale, err_msg=str(case))
+
+
+@pytest.fixture
+def cases(open_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Cases:
+    """A collection of cases; see Cases. Small integers go to the GPU too."""
+    monkeypatch.setattr(planner_module, "HOST_LIMIT", 0)
+    return Cases(open_model)
+
+
+@pytest.fixture(params=["software", "hardware"])
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Kernels as software adapters get them, and as real GPUs do."""
+    yield force(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["software", "no subgroups", "hardware"])
+def product_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same, and software adapters without subgroups of eight."""
+    yield force(request.param, monkeypatch)
+
+
+def force(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have devices say that they are of another kind."""
+    real = device_module.target_of
+    if name == "hardware":
+        monkeypatch.setattr(device_module, "target_of", lambda info: replace(real(info), cpu=False))
+    elif name == "no subgroups":
+        monkeypatch.setattr(device_module, "measure_subgroup", lambda device: 0)
+    return name

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from trionnx import register_engine
+from trionnx.actors.fake import FakeEngine, FakeModel
+from trionnx.cli import main
+from trionnx.gpu.seam import Done, Segment
+from trionnx.scheduler import backends
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """y = x + x, for x of any length."""
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"], name="add")], "twice", info[:1], info[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name="me")
+    onnx.save(proto, tmp_path / "twice.onnx")
+    return str(tmp_path / "twice.onnx")
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Runs a command: exit code, standard output, standard error."""
+    monkeypatch.delenv("TRIONNX_BACKEND", raising=False)
+    monkeypatch.delenv("TRIONNX_ADAPTER", raising=False)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        try:
+            code = main(words)
+        except SystemExit as left:
+            code = -1 if left.code is None else int(left.code)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+def line(err: str) -> str:
+    """The one line on standard error."""
+    assert err.startswith("trionnx: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("trionnx: ").rstrip("\n")
+
+
+def test_run_from_files_and_save(cli: Cli, model: str, tmp_path: Path) -> None:
+    x = np.arange(5, dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "all.npz", x=x)
+    for number, source in enumerate([f"x={tmp_path / 'x.npy'}", str(tmp_path / "all.npz")]):
+        saved = tmp_path / f"out{number}.npz"
+        code, out, err = cli("run", model, source, "--backend", "cpu", "--output", str(saved))
+        assert (code, err) == (0, "")
+        assert "float32   [5]" in out
+        assert f"saved {saved}" in out
+        with np.load(saved) as outputs:
+            np.testing.assert_array_equal(outputs["y"], x + x)
+
+
+def test_run_at_random_is_seeded(cli: Cli, model: str, tmp_path: Path) -> None:
+    def run(*words: str) -> Any:
+        code, _, err = cli("run", model, "--backend", "cpu", "--shape", "x=7", "--output", str(tmp_path / "o"), *words)
+        assert (code, err) == (0, "")
+        with np.load(tmp_path / "o.npz") as outputs:
+            return outputs["y"]
+
+    assert run().shape == (7,)
+    np.testing.assert_array_equal(run(), run("--seed", "0"))
+    assert not np.array_equal(run(), run("--seed", "1"))
+
+
+def test_options_may_stand_between_the_inputs(cli: Cli, model: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3, np.float32))
+    code, out, _ = cli("run", model, "--backend", "cpu", f"x={tmp_path / 'x.npy'}", "--repeat", "3")
+    assert code == 0
+    assert "3 runs: fastest" in out
+
+
+class Interrupting(FakeEngine):
+    """Ctrl-C is pressed when the fifth segment is submitted."""
+
+    def submit(self, segment: Segment, done: Done) -> None:
+        if segment.seq == 4:
+            signal.raise_signal(signal.SIGINT)
+        super().submit(segment, done)
+
+
+def test_ctrl_c_cancels_and_says_how_far_it_got(cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_registered", {})
+    fakes: list[FakeEngine] = []
+
+    def factory(*, adapter: str | int | None, max_in_flight: int) -> FakeEngine:
+        fakes.append(Interrupting(max_in_flight=max_in_flight, model=FakeModel()))
+        return fakes[-1]
+
+    register_engine("interrupted", factory)
+    before = signal.getsignal(signal.SIGINT)
+    code, out, err = cli("run", model, "--backend", "interrupted", "--shape", "x=3", "--repeat", "2")
+    assert (code, err) == (130, "")
+    assert out == "cancelled in run 1 of 2, after 2 of 10 segments\n"
+    assert [h.seq for h in fakes[0].log if h.what == "driver"] == [0, 1, 2, 3]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_info(cli: Cli, model: str) -> None:
+    code, out, err = cli("info", model)
+    assert (code, err) == (0, "")
+    words = out.split()
+    assert "producer me" in " ".join(words)
+    assert "opsets ai.onnx 17" in " ".join(words)
+    assert "input x float32 [n]" in " ".join(words)
+    assert "1 Add 1 together" in " ".join(words)
+
+
+def test_explain(cli: Cli, model: str) -> None:
+    code, out, err = cli("explain", model, "--backend", "cpu", "--shape", "x=4")
+    assert (code, err) == (0, "")
+    assert "1 nodes: 1 opaque" in out
+    assert "--shape x" not in out
+    _, out, _ = cli("explain", model, "--backend", "cpu")
+    assert "input x is float32 [n]: give --shape x=..." in out
+
+
+def test_doctor_measures(cli: Cli) -> None:
+    code, out, err = cli("doctor", "--backend", "cpu")
+    assert (code, err) == (0, "")
+    assert "chosen: cpu, because --backend says so" in out
+    assert "segments handed over after a cancel: 0" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["run", "{none}"], 1, "{none}: No such file or directory"),
+        (["info", "{text}"], 1, "{text}: a text file"),
+        (["run", "{cut}"], 1, "{cut}: truncated or damaged"),
+        (["explain", "{cut}"], 1, "{cut}: truncated or damaged"),
+        (["run", "{model}", "--shape", "q=1"], 1, "'q': expected an input of the model: 'x', got a name"),
+        (["run", "{model}", "--shape", "x=1,2"], 1, "'x': expected float32 of shape (n), got float32 of shape (1, 2)"),
+        (["run", "{model}", "x={doubles}"], 1, "'x': expected float32 of shape (n), got float64 of shape (4)"),
+        (["run", "{model}", "q={doubles}"], 1, "'q': expected an input of the model: 'x', got a name"),
+        (["run", "{model}"], 2, "input 'x' is float32 [n]: give its shape, such as --shape x=1, or a file"),
+        (["run", "{model}", "--shape", "x=a"], 2, "--shape x=a: expected NAME=SIZE,SIZE"),
+        (["run", "{model}", "--shape", "3"], 2, "--shape 3: expected NAME=SIZE,SIZE"),
+        (["run", "{model}", "{doubles}"], 2, "{doubles}: which input is it?"),
+        (["run", "{model}", "x={text}"], 2, "{text}: not a .npy or .npz file of plain arrays"),
+        (["run", "{model}", "x={objects}"], 2, "{objects}: not a .npy or .npz file of plain arrays"),
+        (["run", "{model}", "x={none}"], 1, "{none}: No such file or directory"),
+        (["run", "{model}", "x={doubles}", "--shape", "x=4"], 2, "--shape x: the shape is that of the array"),
+        (["run", "{model}", "--output", "{none}/o.npz"], 1, "{none}: No such file or directory"),
+        (["run", "{model}", "--shape", "x=4", "--backend", "abacus"], 2, "--backend 'abacus' is not known"),
+        (["run", "{model}", "--shape=x=4", "--backend=webgpu", "--adapter=abacus"], 1, "no adapter fits 'abacus'"),
+    ],
+)
+def test_faults_are_one_line(
+    cli: Cli, model: str, tmp_path: Path, words: list[str], code: int, message: str
+) -> None:
+    files = {name: str(tmp_path / name) for name in ("none", "text", "cut", "doubles", "objects")}
+    Path(files["text"]).write_text("once upon a time\n" * 20)
+    Path(files["cut"]).write_bytes(Path(model).read_bytes()[:-9])
+    for name, value in (("doubles", np.ones(4)), ("objects", np.array([{}], object))):
+        with open(files[name], "wb") as file:
+            np.save(file, value)
+    backend = [] if words[0] == "info" or any(word.startswith("--backend") for word in words) else ["--backend", "cpu"]
+    got, out, err = cli(*(word.format(model=model, **files) for word in words), *backend)
+    assert (got, out) == (code, "")
+    assert line(err).startswith(message.format(**files))
+
+
+def test_an_unknown_back_end_in_the_environment(cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIONNX_BACKEND", "abacus")
+    code, _, err = cli("run", model, "--shape", "x=1")
+    assert code == 2
+    assert line(err).startswith("TRIONNX_BACKEND 'abacus' is not known")
+
+
+def test_unknown_words(cli: Cli, model: str) -> None:
+    for words in (["run", model, "--frob"], ["info", model, "more"], ["run", model, "--repeat", "0"], []):
+        code, _, err = cli(*words)
+        assert code == 2
+        assert "error: " in err
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trionnx", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert done.stdout.startswith("trionnx ")

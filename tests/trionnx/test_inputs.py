@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trionnx.cli.inputs import UsageError, describe, draw, parse_shapes, shape_of
+from trionnx.gpu.errors import InvalidInput
+from trionnx.gpu.seam import TensorInfo
+
+
+def info(name: str, kind: str, dtype: type | None, shape: tuple[int | str | None, ...] | None) -> TensorInfo:
+    return TensorInfo(name, kind, shape, None if dtype is None else np.dtype(dtype))
+
+
+X = info("x", "tensor(float)", np.float32, ("n", 3))
+
+
+def test_parse_shapes() -> None:
+    assert parse_shapes(["x=1,3,48", "a=b=2", "s="]) == {"x": (1, 3, 48), "a=b": (2,), "s": ()}
+
+
+@pytest.mark.parametrize("word", ["x", "x=-1", "x=1,b", "x=1.5"])
+def test_no_shapes(word: str) -> None:
+    with pytest.raises(UsageError, match="expected NAME=SIZE"):
+        parse_shapes([word])
+
+
+def test_shape_of() -> None:
+    assert shape_of(X, {"x": (2, 3)}) == (2, 3)
+    assert shape_of(X, {}) is None
+    assert shape_of(info("x", "tensor(float)", np.float32, (2, 3)), {}) == (2, 3)
+    assert shape_of(info("x", "tensor(float)", np.float32, None), {}) is None
+
+
+def test_draw() -> None:
+    infos = [
+        X,
+        info("i", "tensor(int64)", np.int64, (50,)),
+        info("b", "tensor(bool)", np.bool_, (50,)),
+        info("h", "tensor(float16)", np.float16, ()),
+    ]
+    arrays = draw(infos, {"x": (4, 3)}, 0)
+    assert {name: (a.dtype, a.shape) for name, a in arrays.items()} == {
+        "x": (np.float32, (4, 3)),
+        "i": (np.int64, (50,)),
+        "b": (np.bool_, (50,)),
+        "h": (np.float16, ()),
+    }
+    assert arrays["i"].min() >= 0
+    assert arrays["i"].max() <= 9
+    assert set(arrays["b"]) == {True, False}
+    np.testing.assert_array_equal(draw(infos[1:], {}, 0)["i"], arrays["i"])
+    assert not np.array_equal(draw(infos[1:], {}, 1)["i"], arrays["i"])
+
+
+def test_draw_refuses() -> None:
+    with pytest.raises(UsageError, match="give its shape, such as --shape x=1,3"):
+        draw([X], {}, 0)
+    with pytest.raises(InvalidInput, match="an array from a file"):
+        draw([info("s", "tensor(string)", object, (1,))], {}, 0)
+
+
+def test_describe() -> None:
+    assert describe(X) == "float32 [n, 3]"
+    assert describe(info("x", "tensor(float)", np.float32, (None, 2))) == "float32 [?, 2]"
+    assert describe(info("x", "tensor(string)", object, None)) == "string of any shape"
+    assert describe(info("x", "seq(tensor(float))", None, None)) == "seq(tensor(float))"
