@@ -10,6 +10,7 @@ Exits with 1 where anything is not as it should be.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -62,8 +63,10 @@ async def load(scheduler: trionnx.Scheduler, name: str, progress: Progress, **sh
 
 def own_files() -> list[Path]:
     """The files of this repository."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    paths = [ROOT / line for line in listed.stdout.splitlines()]
+    paths: list[Path] = []
+    if shutil.which("git"):
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+        paths = [ROOT / line for line in listed.stdout.splitlines()]
     if not paths:
         folders = [ROOT / name for name in ("actors", "examples", "gpu", "scheduler", "tests", "trionnx")]
         paths = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*.py"))]

@@ -23,7 +23,7 @@ class Target:
     """
 
     cpu: bool = True
-    flops_per_s: float = 2.5e9
+    flops_per_s: float = 8e9
     bytes_per_s: float = 1.5e9
     overhead_s: float = 30e-6
     max_storage_buffers: int = 8

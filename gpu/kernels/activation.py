@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import InvalidModel
 from .elementwise import Binary, Elementwise, operands
-from .functions import ERF, TANH, log1p
+from .functions import ERF, IS_NAN, TANH, log1p
 from .registry import NoKernel, Operator, op
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..graph.tensor import Tensor
 
 __all__ = ["softplus"]
-
-SIGMOID = "1.0 / (1.0 + exp(-{x}))"
 
 
 @op("Relu", since=6)
@@ -95,7 +93,7 @@ class Selu(Elementwise):
 class Sigmoid(Elementwise):
     """y = 1 / (1 + e ** -x)."""
 
-    wgsl = SIGMOID.format(x="x")
+    wgsl = f"select(1.0 / (1.0 + exp(-x)), x, {IS_NAN})"
 
 
 @op("HardSigmoid", since=6)

@@ -62,4 +62,4 @@ class Conv(Operator):
         outputs = w.shape[0] // self.group
         if not plan.target.cpu or turns(w.shape[1], space) > MOST_TURNS:
             return lower_blocked(plan, x, w, b, self.group, space, shape, choose_channels(outputs))
-        return lower_tiles(plan, x, w, b, self.group, space, shape, choose_tile(outputs, space))
+        return lower_tiles(plan, x, w, b, self.group, space, shape, choose_tile(outputs, space, plan.target.subgroup))

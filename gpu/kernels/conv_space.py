@@ -210,7 +210,7 @@ let few{j} = select(0u, min(params.out_w - x{j}, 4u), inside{j});""")
 
 
 def kept(count: str, at: str, value: str, whole: bool) -> str:
-    """WGSL that stores the first `count` of four elements at element `at`; whole: none or all, and `at` is a multiple of 4."""
+    """WGSL that stores the first `count` of four elements from element `at` on; whole: an aligned four or none."""
     if whole:
         return f"if ({count} > 0u) {{ store4({at} / 4u, {value}); }}"
     return f"{{ var v = {value}; for (var k = 0u; k < {count}; k++) {{ store({at} + k, v.x); v = v.yzwx; }} }}"

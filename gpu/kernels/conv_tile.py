@@ -29,14 +29,26 @@ class Tile:
     pixels: int
 
 
-def choose_tile(outputs: int, space: Space) -> Tile:
-    """The tile for so many output channels per group: large, but where too many lanes would idle."""
+def choose_tile(outputs: int, space: Space, subgroup: int) -> Tile:
+    """The tile for so many output channels per group: large, but where too many lanes would idle.
+
+    Args:
+        outputs: channels of one group.
+        space: where the input lies.
+        subgroup: invocations in a subgroup, 0 = unknown. Where lanes can share weights, more
+            channels than pixels pay; where each loads all of them, as many of both.
+    """
     channels = 16 if outputs > 8 else 8 if outputs > 4 else 4
+    price = {16: 0.8, 8: 1.2, 4: 1.8}
+    if subgroup >= LANES:
+        price = {8: 1.0, 4: 1.5}
+        if outputs > 16 and -(-outputs // 16) % 2 == 0:
+            channels = 32
 
     def cost(pixels: int) -> float:
-        return -(-space.length // (LANES * pixels)) * pixels * {16: 0.8, 8: 1.2, 4: 1.8}[pixels]
+        return -(-space.length // (LANES * pixels)) * pixels * price[pixels]
 
-    return Tile(channels, min((16, 8, 4), key=cost))
+    return Tile(channels, min(price, key=cost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ class _Form:
     dilations: tuple[int, int, int]
     whole: bool
     """Four outputs that are computed together also lie together."""
+    shared: bool
+    """The lanes of a workgroup, one subgroup, load the weights together and hand them to each other."""
 
 
 def _row(form: _Form) -> str:
@@ -63,13 +77,17 @@ def _row(form: _Form) -> str:
             if n:
                 lines[-1] = f"if (kw + {n}u < {taps}u) " + lines[-1]
             lines.append(f"let at = (row + t % {stride}u * params.plane) * 4u + t / {stride}u;")
+            if form.shared:
+                lines.append("let l0 = W[at_w + lane];")
             for j in range(vectors):
                 lines.append(f"let x0_{j} = vec4f({', '.join(f'X[at + {4 * j + k}u]' for k in range(4))});")
-            lines += _products(tile, 0)
+            lines += _products(form, 0)
             lines.append(f"at_w += {quads}u; }}")
         lines.append("}")
         return "\n".join(lines)
     loaded: set[str] = set()
+    if form.shared:
+        lines += [f"let l{n} = W[at_w + {n * LANES}u + lane];" for n in range(-(-taps * quads // LANES))]
     for tap in range(taps):
         phase, shift = tap * dilation % stride, tap * dilation // stride
         for v in range(shift // 4, (shift + tile.pixels - 1) // 4 + 1):
@@ -85,14 +103,20 @@ def _row(form: _Form) -> str:
             else:
                 value = f"vec4f(v{phase}_{first}.{'xyzw'[part:]}, v{phase}_{first + 1}.{'xyzw'[:part]})"
             lines.append(f"let x{tap}_{j} = {value};")
-        lines += _products(tile, tap)
+        lines += _products(form, tap)
     lines.append(f"at_w += {taps * quads}u;")
     return "\n".join(lines)
 
 
-def _products(tile: Tile, tap: int) -> list[str]:
+def _products(form: _Form, tap: int) -> list[str]:
+    tile = form.tile
     quads = tile.channels // 4
-    lines = [f"let w{tap}_{q} = W[at_w + {tap * quads + q}u];" for q in range(quads)]
+    numbers = range(tap * quads, (tap + 1) * quads)
+    if form.shared:
+        weights = [f"subgroupBroadcast(l{n // LANES}, {n % LANES}u)" for n in numbers]
+    else:
+        weights = [f"W[at_w + {n}u]" for n in numbers]
+    lines = [f"let w{tap}_{q} = {weight};" for q, weight in enumerate(weights)]
     for i in range(tile.channels):
         for j in range(tile.pixels // 4):
             lines.append(f"c{i}_{j} = fma(vec4f(w{tap}_{i // 4}[{i % 4}]), x{tap}_{j}, c{i}_{j});")
@@ -111,7 +135,6 @@ let panel = rest % params.panels;
 let image = rest / params.panels;
 let part = panel / params.panels_per_part;
 let channel = panel % params.panels_per_part * {tile.channels}u;
-if (strip * {tile.pixels}u >= params.length) {{ return; }}
 var at_w = panel * params.panel_size;
 var at_x = (image * params.parts + part) * params.inputs * params.channel + strip * {vectors}u;"""]
     lines += [f"let b{q} = W[at_w + {q}u];" for q in range(quads)]
@@ -146,7 +169,7 @@ def lower_tiles(
     d, h, o = space.axes
     kernel = _tile_kernel(_Form(
         tile, (d.kernel, h.kernel, o.kernel), (d.stride, h.stride, o.stride), (d.dilation, h.dilation, o.dilation),
-        o.out % 4 == 0,
+        o.out % 4 == 0, plan.target.subgroup >= LANES,
     ))
     source = place(plan, x, space, images * group * inputs)
     weights = panels(plan, w, b, group, tile.channels)

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.tensor import Tensor
 
-__all__ = ["ERF", "TANH", "arcsine", "log1p", "sine"]
+__all__ = ["ERF", "IS_NAN", "LOG", "TANH", "arcsine", "log1p", "sine"]
 
+# By its bits: drivers may take it that floats are never NaN, and then x != x is false.
+IS_NAN = "(bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u"
+LOG = "select(select(log({x}), -params.inf, {x} == 0.0), params.nan, {x} < 0.0)"
 TANH = "tanh(clamp({x}, -15.0, 15.0))"
 _ERF_BIG = (
     "sign(x) * (1.0 - exp(((((((-1.72853470e-5 * {t} + 3.83197126e-4) * {t} - 3.88396438e-3) * {t}"
@@ -93,14 +96,14 @@ class Sqrt(Elementwise):
 class Exp(Elementwise):
     """y = e ** x."""
 
-    wgsl = "exp(x)"
+    wgsl = f"select(exp(x), x, {IS_NAN})"
 
 
 @op("Log", since=6)
 class Log(Elementwise):
     """y = ln(x)."""
 
-    wgsl = "log(x)"
+    wgsl = LOG.format(x="x")
 
 
 @op("Sin", since=7)
@@ -188,7 +191,7 @@ class Cosh(Elementwise):
 class Tanh(Elementwise):
     """y = tanh(x)."""
 
-    wgsl = f"select({TANH.format(x='x')}, x, (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u)"
+    wgsl = f"select({TANH.format(x='x')}, x, {IS_NAN})"
 
 
 @op("Asinh", since=9)

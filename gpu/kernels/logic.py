@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import InvalidModel
 from .elementwise import Binary, Elementwise, one_dtype, operands
+from .functions import IS_NAN
 from .registry import NoKernel, Operator, op
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class BitShift(Binary):
 class IsNaN(Elementwise):
     """y = whether x is NaN: f32 -> bool."""
 
-    wgsl = "(bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u"
+    wgsl = IS_NAN
     result = np.bool_
 
 

@@ -270,21 +270,20 @@ def _subgroup_kernel(tile: Tile, kind: str, even_n: bool, packed: bool, rank: in
 
 
 def _stores(tile: Tile, even_n: bool) -> list[str]:
-    """Hand the tile to `store` in a loop: written out, what is fused onto it would be compiled for each element."""
-    count = tile.rows * tile.columns
-    held = ", ".join(f"c{i}_{j}" for i in range(tile.rows) for j in range(tile.columns))
-    at = f"first + e % {tile.columns}u * {tile.lanes}u"
-    if even_n:
-        put = "if (x < params.n4) { store4(y * params.n4 + x, held[e]); }"
-    else:
-        put = "put(y * params.n, x * 4u, held[e]);"
-    return [
-        f"var held = array({held});",
-        f"for (var e = 0u; e < {count}u; e++) {{",
-        f"let i = row + e / {tile.columns}u; let x = {at}; let y = z * params.m + i;",
-        f"if (i < params.m) {{ {put} }}",
-        "}",
-    ]
+    """Hand the tile to `store` row by row in a loop: written out, what is fused onto it would be compiled often."""
+    columns = range(tile.columns)
+    lines = [f"for (var i = 0u; i < {tile.rows}u; i++) {{"]
+    for j in columns:
+        lines.append(f"var v{j} = c0_{j};")
+        lines += [f"v{j} = select(v{j}, c{i}_{j}, i == {i}u);" for i in range(1, tile.rows)]
+    lines += ["let y = z * params.m + row + i;", "if (row + i < params.m) {"]
+    for j in columns:
+        at = f"first + {j * tile.lanes}u"
+        if even_n:
+            lines.append(f"if ({at} < params.n4) {{ store4(y * params.n4 + {at}, v{j}); }}")
+        else:
+            lines.append(f"put(y * params.n, ({at}) * 4u, v{j});")
+    return [*lines, "}", "}"]
 
 
 def _put(vector: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..graph.tensor import contiguous_strides
 from .elementwise import operands
+from .functions import LOG
 from .kernel import Binding, Kernel
 from .move import strided
 from .registry import NoKernel, Operator, op
@@ -255,7 +256,9 @@ class Reduce(Operator):
         count = math.prod(x.shape[a] for a in axes)
         rows, outer, size, inner = to_rows(plan, x, axes)
         made = fold(plan, rows, outer, size, inner, self.how, shape, self.each)
-        return plan.map(self.then, {"v": made}, params={"count": count}) if self.then else made
+        params = {"count": count, "inf": math.inf, "nan": math.nan}
+        used = {name: value for name, value in params.items() if f"params.{name}" in self.then}
+        return plan.map(self.then, {"v": made}, params=used) if self.then else made
 
 
 @op("ReduceSum")
@@ -317,7 +320,7 @@ class ReduceSumSquare(Reduce):
 class ReduceLogSum(Reduce):
     """y = ln of the sum."""
 
-    then = "log(v)"
+    then = LOG.format(x="v")
 
 
 @op("ReduceLogSumExp")
@@ -336,4 +339,8 @@ class ReduceLogSumExp(Reduce):
         top = plan.map("select(0.0, v, abs(v) <= 3.4028234e38)", {"v": top})
         powers = plan.map("exp(x - m)", {"x": plan.view(rows, (outer, size, inner)), "m": top})
         total = fold(plan, powers, outer, size, inner, SUM, shape)
-        return plan.map("log(v) + m", {"v": total, "m": plan.view(top, shape)})
+        return plan.map(
+            "select(log(v), -params.inf, v == 0.0) + m",
+            {"v": total, "m": plan.view(top, shape)},
+            params={"inf": math.inf},
+        )

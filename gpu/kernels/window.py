@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_TURNS", "Axis", "bad", "spread", "windows"]
 
 MOST_TURNS = 60_000
-"""Turns that the loops of one invocation may take on a software adapter, all loops together: llvmpipe stops at 65535."""
+"""Turns that all loops of one invocation may take together on a software adapter: llvmpipe stops at 65535."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,7 +359,7 @@ async def test_no_run_comes_in_between_a_hang_and_its_report(autojump_clock: Moc
         session = await scheduler.load(model)
 
         async def second() -> None:
-            with pytest.raises(DeviceHung):
+            with pytest.raises(DeviceHung), trio.fail_after(1000):
                 await session.run(None, feed)
 
         with trio.move_on_after(1) as scope:

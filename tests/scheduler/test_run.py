@@ -136,8 +136,8 @@ async def test_sessions_on_one_adapter_take_turns(autojump_clock: MockClock, fee
         def on_progress(count: int, _: int) -> None:
             done[number] = count
             assert sum(governor_of("fake: fake").state.held.values()) <= 3
-            # The first has a head start of the three turns that it got before the others came.
-            assert max(done) - min(done) <= 5 or 30 in done
+            # Turns go to who asks first, and who asks first within a tick is random: nobody falls far behind.
+            assert max(done) - min(done) <= 15
 
         assert same(await session.run(None, feed, trionnx.RunOptions(on_progress=on_progress)), models[number], feed)
 

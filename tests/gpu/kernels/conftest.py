@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,15 +129,15 @@ def cases(open_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 @pytest.fixture(params=["software", "hardware"])
-def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Kernels as software adapters get them, and as real GPUs do."""
-    yield force(request.param, monkeypatch)
+    return force(request.param, monkeypatch)
 
 
 @pytest.fixture(params=["software", "no subgroups", "hardware"])
-def product_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def product_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The same, and software adapters without subgroups of eight."""
-    yield force(request.param, monkeypatch)
+    return force(request.param, monkeypatch)
 
 
 def force(name: str, monkeypatch: pytest.MonkeyPatch) -> str:

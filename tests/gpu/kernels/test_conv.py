@@ -83,7 +83,7 @@ def add_conv(cases, rng, geometry, *, bias=True, known=(1, 2)):
     cases.add("Conv", x, w, *([b] if bias else []), known=known, want=convolve(x, w, b, **attrs), **attrs)
 
 
-def test_every_geometry(cases, variant, rng):
+def test_every_geometry(cases, product_variant, rng):
     for geometry in (*GEOMETRIES.values(), *DEPTHWISE.values()):
         add_conv(cases, rng, geometry)
     cases.check()
@@ -109,8 +109,8 @@ def test_what_is_fused_onto_a_convolution_sees_every_element_once(open_model, pa
     w, b = rng.standard_normal((20, 3, 3, 3), np.float32), rng.standard_normal(20, np.float32)
     for width in (9, 12):
         model = parse(
-            f"agraph (float[1, 3, 6, {width}] x, float[20, 3, 3, 3] w, float[20] b, float[1, 20, 1, 1] s, float[1, 20, 6, {width}] r)"
-            f" => (float[1, 20, 6, {width}] y) {{"
+            f"agraph (float[1, 3, 6, {width}] x, float[20, 3, 3, 3] w, float[20] b, float[1, 20, 1, 1] s,"
+            f" float[1, 20, 6, {width}] r) => (float[1, 20, 6, {width}] y) {{"
             " c = Conv <pads = [1, 1, 1, 1]> (x, w, b) m = Mul (c, s) a = Add (m, r) y = Relu (a) }"
         )
         x, r = rng.standard_normal((1, 3, 6, width), np.float32), rng.standard_normal((1, 20, 6, width), np.float32)
@@ -151,7 +151,8 @@ def test_infinity_stays_in_its_window(cases, variant, rng):
     ],
 )
 def test_a_wrong_node_is_refused_by_name(open_model, parse, attrs, kernel, words):
-    model = parse(f"agraph (float[1, 3, 8, 8] x, float[{kernel}] w) => (float[a, b, c, d] y) {{ [stem] y = Conv {attrs} (x, w) }}")
+    graph = f"agraph (float[1, 3, 8, 8] x, float[{kernel}] w) => (float[a, b, c, d] y)"
+    model = parse(f"{graph} {{ [stem] y = Conv {attrs} (x, w) }}")
     shape = [int(v) for v in kernel.split(",")]
     with pytest.raises(InvalidModel, match=f"'stem'.*Conv.*{words}"):
         open_model(model).run({"x": np.zeros((1, 3, 8, 8), np.float32), "w": np.zeros(shape, np.float32)})
@@ -172,13 +173,16 @@ def test_inputs_are_copied_only_where_they_must_be():
 
 
 def test_tiles_fit_their_outputs():
-    def tile(outputs: int, pixels: int) -> Tile:
-        return choose_tile(outputs, flatten([Axis(1, 1), Axis(pixels, pixels)]))
+    def tile(outputs: int, pixels: int, subgroup: int = 0) -> Tile:
+        return choose_tile(outputs, flatten([Axis(1, 1), Axis(pixels, pixels)]), subgroup)
 
     assert tile(64, 3136) == Tile(16, 16)
     assert tile(4, 3136) == Tile(4, 16)
     assert tile(64, 49) == Tile(16, 8)
     assert tile(64, 1) == Tile(16, 4)
+    assert tile(64, 3136, 8) == Tile(32, 8)
+    assert tile(48, 3136, 8) == Tile(16, 8)
+    assert tile(64, 1, 8) == Tile(32, 4)
     square = flatten([Axis(28, 28, 3, 1, 1, 1, 1)] * 2)
     assert choose_block(square, True) == Block(4, 16)
     assert choose_block(square, False) == Block(1, 4)

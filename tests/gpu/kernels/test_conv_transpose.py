@@ -28,6 +28,7 @@ def test_every_geometry(cases, variant, rng):
 
 
 def test_a_wrong_node_is_refused_by_name(open_model, parse):
-    model = parse("agraph (float[1, 3, 8, 8] x, float[2, 3, 3, 3] w) => (float[a, b, c, d] y) { [up] y = ConvTranspose (x, w) }")
+    graph = "agraph (float[1, 3, 8, 8] x, float[2, 3, 3, 3] w) => (float[a, b, c, d] y)"
+    model = parse(f"{graph} {{ [up] y = ConvTranspose (x, w) }}")
     with pytest.raises(InvalidModel, match=r"'up'.*channels"):
         open_model(model).run({"x": np.zeros((1, 3, 8, 8), np.float32), "w": np.zeros((2, 3, 3, 3), np.float32)})

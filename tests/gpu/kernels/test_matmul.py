@@ -48,7 +48,15 @@ def test_gemm(cases, rng, product_variant):
                 operands = (a.T.copy() if a_turned else a, b.T.copy() if b_turned else b)
                 for known in ((1,), ()):
                     cases.add(
-                        "Gemm", *operands, *extra, known=known, want=want, transA=a_turned, transB=b_turned, alpha=0.5, beta=2.0
+                        "Gemm",
+                        *operands,
+                        *extra,
+                        known=known,
+                        want=want,
+                        transA=a_turned,
+                        transB=b_turned,
+                        alpha=0.5,
+                        beta=2.0,
                     )
     cases.add("Gemm", a, b, want=a.astype(np.float64) @ b)
     cases.add("Gemm", a, b, extra[0], beta=0.0, want=a.astype(np.float64) @ b)
@@ -57,7 +65,10 @@ def test_gemm(cases, rng, product_variant):
 
 def test_a_product_takes_its_activation_in(open_model, parse, rng):
     driver = open_model(
-        parse("g (float[4,64] x, float[64,64] w, float[64] b) => (float[4,64] y) { m = MatMul(x, w) a = Add(m, b) y = Relu(a) }")
+        parse(
+            "g (float[4,64] x, float[64,64] w, float[64] b) => (float[4,64] y)"
+            "{ m = MatMul(x, w) a = Add(m, b) y = Relu(a) }"
+        )
     )
     x, w, b = (rng.standard_normal(s, np.float32) for s in ((4, 64), (64, 64), (64,)))
     (y,) = driver.run({"x": x, "w": w, "b": b})
@@ -92,11 +103,15 @@ def test_tiles(m, n, subgroup):
         ("y = MatMul(x, z)", r"shapes \[2, 3\] and \[2, 4\] do not multiply"),
         ("y = MatMul(x, s)", "do not multiply"),
         ("y = Gemm(x, z)", "do not multiply"),
-        ("y = Gemm<transA = 1>(x, z, b)", "does not broadcast"),
+        ("y = Gemm<transA = 1>(x, z, b)", "do not broadcast"),
+        ("y = Gemm<transA = 1>(x, z, w)", "does not broadcast"),
     ],
 )
 def test_wrong_graphs_are_refused_with_the_node_named(open_model, parse, body, message):
-    model = parse(f"g (float[2,3] x, float[2,4] z, float[5] b) => (float[N,M] y) <float s = {{2.0}}> {{ {body} }}")
+    model = parse(
+        f"g (float[2,3] x, float[2,4] z, float[5] b, float[2,3,4] w) => (float[N,M] y) <float s = {{2.0}}> {{ {body} }}"
+    )
     feeds = {"x": np.zeros((2, 3), np.float32), "z": np.zeros((2, 4), np.float32), "b": np.zeros(5, np.float32)}
+    feeds["w"] = np.zeros((2, 3, 4), np.float32)
     with pytest.raises(InvalidModel, match=message):
         open_model(model).run(feeds)

@@ -105,10 +105,14 @@ def test_pads(cases, rng, variant):
 
 def test_pads_of_other_versions(open_model, cases, rng, parse):
     x = rng.standard_normal((4, 5), np.float32)
-    cases.add("Pad", x, ints(3, 1), np.float32(7), ints(-1), known=(2,), want=np.pad(x, ((0, 0), (3, 1)), constant_values=7))
+    cases.add(
+        "Pad", x, ints(3, 1), np.float32(7), ints(-1), known=(2,), want=np.pad(x, ((0, 0), (3, 1)), constant_values=7)
+    )
     cases.add("Pad", x, ints(7, 0, 0, 12), mode="wrap", want=np.pad(x, ((7, 0), (0, 12)), mode="wrap"))
     cases.check(opset=19)
-    driver = open_model(parse("g (float[4,5] x) => (float[5,7] y) { y = Pad<pads = [1, 0, 0, 2], value = 2.5>(x) }", 10))
+    driver = open_model(
+        parse("g (float[4,5] x) => (float[5,7] y) { y = Pad<pads = [1, 0, 0, 2], value = 2.5>(x) }", 10)
+    )
     np.testing.assert_array_equal(driver.run({"x": x})[0], np.pad(x, ((1, 0), (0, 2)), constant_values=2.5))
 
 

@@ -86,9 +86,7 @@ def test_instance_and_layer_normalisation(cases, rng, variant):
         mean, inverse = statistics(x.astype(np.float64), axes, 1e-3)
         want = (x - mean) * inverse * scale
         cases.add("LayerNormalization", x, scale, want=want, axis=axis, epsilon=1e-3)
-        cases.add(
-            "LayerNormalization", x, scale, b, outputs=3, want=[want + b, mean, inverse], axis=axis, epsilon=1e-3
-        )
+        cases.add("LayerNormalization", x, scale, b, outputs=3, want=[want + b, mean, inverse], axis=axis, epsilon=1e-3)
     cases.check(opset=17)
 
 

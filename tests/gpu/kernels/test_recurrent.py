@@ -22,8 +22,19 @@ def add_cell(cases, rng, op, sizes, direction, bias=True, states=0):
     extra = {"linear_before_reset": 1} if op == "GRU" else {}
     weights = some(count, rows, inputs), some(count, rows, hidden), some(count, 2 * rows) if bias else None
     initial = [some(count, batch, hidden) for _ in range(states)]
-    cases.add(op, some(time, batch, inputs), *weights, None, *initial, known=(1, 2, 3), tol=1e-5,
-              outputs=3 if op == "LSTM" else 2, hidden_size=hidden, direction=direction, **extra)
+    cases.add(
+        op,
+        some(time, batch, inputs),
+        *weights,
+        None,
+        *initial,
+        known=(1, 2, 3),
+        tol=1e-5,
+        outputs=3 if op == "LSTM" else 2,
+        hidden_size=hidden,
+        direction=direction,
+        **extra,
+    )
 
 
 @pytest.mark.parametrize("op", GATES)

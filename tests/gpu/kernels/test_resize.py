@@ -51,15 +51,27 @@ def test_a_crop_has_a_value_outside(cases, rng):
     x = rng.standard_normal((1, 2, 5, 6), np.float32)
     roi = f32([0, 0, 0.1, -0.2, 1, 1, 0.9, 1.3])
     for mode, sizes in itertools.product(("nearest", "linear"), ([1, 2, 3, 9], [1, 2, 10, 1])):
-        cases.add("Resize", x, roi, None, np.array(sizes), known=(1,), tol=1e-5, mode=mode, extrapolation_value=3.0,
-                  coordinate_transformation_mode="tf_crop_and_resize")
+        cases.add(
+            "Resize",
+            x,
+            roi,
+            None,
+            np.array(sizes),
+            known=(1,),
+            tol=1e-5,
+            mode=mode,
+            extrapolation_value=3.0,
+            coordinate_transformation_mode="tf_crop_and_resize",
+        )
     cases.check(opset=19)
 
 
 def test_axes_and_aspect_ratio(cases, rng):
     x = rng.standard_normal((1, 3, 4, 5), np.float32)
     cases.add("Resize", x, None, None, np.array([9, 4]), axes=[2, 3], keep_aspect_ratio_policy="not_larger")
-    cases.add("Resize", x, None, None, np.array([9, 4]), axes=[3, 2], keep_aspect_ratio_policy="not_smaller", mode="linear")
+    cases.add(
+        "Resize", x, None, None, np.array([9, 4]), axes=[3, 2], keep_aspect_ratio_policy="not_smaller", mode="linear"
+    )
     cases.check(opset=18)
 
 
@@ -91,12 +103,21 @@ def test_upsample_with_scales_as_an_attribute(cases, rng):
 
 
 def test_nothing_to_resize(cases):
-    cases.add("Resize", np.zeros((0, 2, 3, 3), np.float32), None, f32([1, 1, 2, 2]), known=(2,),
-              want=np.zeros((0, 2, 6, 6), np.float32))
+    cases.add(
+        "Resize",
+        np.zeros((0, 2, 3, 3), np.float32),
+        None,
+        f32([1, 1, 2, 2]),
+        known=(2,),
+        want=np.zeros((0, 2, 6, 6), np.float32),
+    )
     cases.check(opset=13)
 
 
 def test_a_wrong_node_is_refused_by_name(open_model, parse):
-    model = parse('agraph (float[1, 2, 3, 4] x) => (float[a, b, c, d] y) { s = Constant <value_floats = [2.0, 2.0]> () [grow] y = Resize (x, "", s) }')
+    model = parse(
+        "agraph (float[1, 2, 3, 4] x) => (float[a, b, c, d] y) {"
+        ' s = Constant <value_floats = [2.0, 2.0]> () [grow] y = Resize (x, "", s) }'
+    )
     with pytest.raises(InvalidModel, match=r"'grow'.*scales"):
         open_model(model).run({"x": np.zeros((1, 2, 3, 4), np.float32)})
