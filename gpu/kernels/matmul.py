@@ -13,14 +13,18 @@ from .batch import Batch
 from .elementwise import one_dtype, operands
 from .matmul_registers import lower_registers
 from .matmul_shared import lower_shared
-from .move import strided
+from .move import slices, strided
 from .registry import NoKernel, Operator, op
+from .window import MOST_TURNS
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.tensor import Shape, Tensor
 
 __all__ = ["product"]
+
+MOST_TERMS = 2 * MOST_TURNS
+"""Terms that one invocation adds up, at most."""
 
 
 def product(plan: Lowering, a: Tensor, b: Tensor, shape: Shape, *, b_transposed: bool = False) -> Tensor:
@@ -48,12 +52,27 @@ def product(plan: Lowering, a: Tensor, b: Tensor, shape: Shape, *, b_transposed:
         return plan.new(a.dtype, shape)
     if k == 0:
         return plan.map("x", {"x": plan.constant(np.zeros((), a.dtype))}, shape=shape)
+    if plan.target.cpu and k > MOST_TERMS:
+        return _product_in_steps(plan, a, b, shape, b_transposed)
     if b_transposed and plan.known_value(b) is None:
         b = strided(plan, b, (k, n), (k, n), (1, k), 0)
         b_transposed = False
     if not plan.target.cpu:
         return lower_shared(plan, a, b, batch, m, k, n, b_transposed, shape)
     return lower_registers(plan, a, b, batch, m, k, n, b_transposed, shape)
+
+
+def _product_in_steps(plan: Lowering, a: Tensor, b: Tensor, shape: Shape, b_transposed: bool) -> Tensor:
+    """A product over very many terms as a sum of products over fewer."""
+    k, along = a.shape[-1], b.rank - 1 if b_transposed else b.rank - 2
+    total: Tensor | None = None
+    for first in range(0, k, MOST_TERMS):
+        some = slice(first, min(k, first + MOST_TERMS))
+        left, right = slices(plan, a, {a.rank - 1: some}), slices(plan, b, {along: some})
+        part = product(plan, left, right, shape, b_transposed=b_transposed)
+        total = part if total is None else plan.map("x + y", {"x": total, "y": part})
+    assert total is not None
+    return total
 
 
 @op("MatMul", since=1)

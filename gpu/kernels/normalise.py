@@ -11,7 +11,9 @@ import numpy as np
 from ..errors import InvalidModel
 from .elementwise import operands
 from .kernel import Binding, Kernel, Scalar
+from .reduce import SUM, fold
 from .registry import NoKernel, Operator, op
+from .softmax import in_steps
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
@@ -34,6 +36,8 @@ def moments(
         centred: False: the mean is taken to be 0.
     """
     size = x.size // rows if rows else 0
+    if plan.target.cpu and size and in_steps(rows, size):
+        return _moments_in_steps(plan, x, rows, size, epsilon, shape, centred)
     mean, scale = plan.new(x.dtype, shape), plan.new(x.dtype, shape)
     group = not plan.target.cpu and size >= 128
     wide = size % 4 == 0 and not group
@@ -44,6 +48,22 @@ def moments(
         kernel, [plan.storage(x)], [plan.storage(mean), plan.storage(scale)], params, groups, flops=5.0 * x.size
     )
     return mean, scale
+
+
+def _moments_in_steps(
+    plan: Lowering, x: Tensor, rows: int, size: int, epsilon: float, shape: Shape, centred: bool
+) -> tuple[Tensor, Tensor]:
+    """The same of few or long stretches, by reductions, which share a stretch out."""
+    values = plan.view(x, (rows, size))
+    mean = plan.constant(np.zeros(shape, x.dtype))
+    if centred:
+        total = fold(plan, values, rows, size, 1, SUM, (rows, 1))
+        flat = plan.map("s / params.n", {"s": total}, params={"n": size})
+        mean = plan.view(flat, shape)
+        values = plan.map("x - m", {"x": values, "m": flat})
+    squares = fold(plan, values, rows, size, 1, SUM, (rows, 1), "v * v")
+    scale = plan.map("1.0 / sqrt(s / params.n + params.e)", {"s": squares}, params={"n": size, "e": epsilon})
+    return mean, plan.view(scale, shape)
 
 
 _PARAMS: tuple[tuple[str, Scalar], ...] = (("rows", "u32"), ("size", "u32"), ("epsilon", "f32"))

@@ -83,7 +83,8 @@ def _pad_kernel(kind: str, rank: int, mode: str, cpu: bool) -> Kernel:
     inner = f"let i = q * 4u;\nstore4(q, vec4<{kind}>(at(i), at(i + 1u), at(i + 2u), at(i + 3u)));"
     params: list[tuple[str, Scalar]] = [("quads", "u32")]
     for axis in range(rank):
-        params += [(f"d{axis}", "u32"), (f"n{axis}", "i32"), (f"b{axis}", "i32"), (f"s{axis}", "i32")]
+        params.append((f"d{axis}", "u32"))
+        params.extend((f"{letter}{axis}", "i32") for letter in "nbs")
     if mode == "constant":
         params.append(("value", stored))
     return Kernel(

@@ -11,6 +11,7 @@ from .elementwise import operands
 from .kernel import Binding, Kernel, Scalar
 from .reduce import MAX, SUM, fold
 from .registry import NoKernel, Operator, op
+from .window import MOST_TURNS
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
@@ -52,8 +53,8 @@ def softmax(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, log: b
 
 
 def in_steps(rows: int, size: int) -> bool:
-    """Whether there are too few rows to give one to each invocation."""
-    return size * rows >= 4096 and rows < 32
+    """Whether there are too few rows to give one to each invocation, or they are too long for one."""
+    return (size * rows >= 4096 and rows < 32) or 3 * size > MOST_TURNS
 
 
 @lru_cache

@@ -9,7 +9,8 @@ from trionnx.gpu.device.adapters import AdapterInfo, choose_adapter
 from trionnx.gpu.errors import InvalidModel, NoAdapter, RunStopped
 from trionnx.gpu.seam import Begun, Cursor, Dropped, Fenced, Finished
 
-CHAIN = "g (float[N,16] x) => (float[N,16] y) { a = Relu(x) b = Transpose<perm=[1,0]>(a) c = Neg(b) d = Transpose<perm=[1,0]>(c) y = Add(d, x) }"
+CHAIN = """g (float[N,16] x) => (float[N,16] y) { a = Relu(x)
+b = Transpose<perm=[1,0]>(a) c = Neg(b) d = Transpose<perm=[1,0]>(c) y = Add(d, x) }"""
 
 
 def fake(index, name, kind):

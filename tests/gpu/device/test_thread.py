@@ -34,7 +34,8 @@ def start(most):
 def settle(thread):
     """Wait until everything that was posted before has been done."""
     done = threading.Event()
-    thread.post(lambda: (thread.drain(), done.set()))
+    thread.post(thread.drain)
+    thread.post(done.set)
     assert done.wait(LIMIT_S)
 
 
@@ -55,7 +56,7 @@ def test_no_more_than_the_bound_are_in_flight():
 
 
 def test_fences_come_without_further_jobs():
-    gpu, thread, submit = start(2)
+    gpu, thread, _ = start(2)
     gpu.finished[0].set()
     fenced = threading.Event()
 
@@ -70,7 +71,8 @@ def test_fences_come_without_further_jobs():
 def test_a_thread_that_has_ended_takes_no_jobs():
     _, thread, _ = start(1)
     ended = threading.Event()
-    thread.post(lambda: (thread.finish(), ended.set()))
+    thread.post(ended.set)
+    thread.post(thread.finish)
     assert ended.wait(LIMIT_S)
     thread._thread.join(LIMIT_S)
     assert not thread.post(lambda: None)

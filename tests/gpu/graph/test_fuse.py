@@ -8,7 +8,8 @@ from hypothesis.extra import numpy as nps
 
 from trionnx.gpu.graph.fuse import broadcast_strides, collapse
 
-A_CHAIN = "g (float[N,C,H,W] x, float[C,1,1] b) => (float[N,C,H,W] y) { a = Add(x, b) r = Relu(a) t = Mul(r, a) y = Sub(t, x) }"
+A_CHAIN = """g (float[N,C,H,W] x, float[C,1,1] b) => (float[N,C,H,W] y) {
+a = Add(x, b) r = Relu(a) t = Mul(r, a) y = Sub(t, x) }"""
 
 
 def dispatches(driver):
@@ -40,7 +41,8 @@ def test_widths_do_not_recompile(open_model, parse, rng):
 def test_different_constants_share_a_pipeline(open_model, parse, rng):
     driver = open_model(
         parse(
-            "g (float[4] x) => (float[4] y, float[4] z) <float c = {2.5}, float d = {-3.0}> { y = Mul(x, c) z = Mul(x, d) }"
+            "g (float[4] x) => (float[4] y, float[4] z)"
+            " <float c = {2.5}, float d = {-3.0}> { y = Mul(x, c) z = Mul(x, d) }"
         )
     )
     x = rng.standard_normal(4, np.float32)
@@ -67,7 +69,8 @@ def test_a_value_that_is_read_twice_is_computed_once_if_it_is_dear(open_model, p
 def test_an_activation_fuses_onto_the_product_before_it(open_model, parse, rng):
     driver = open_model(
         parse(
-            "g (float[M,64] x, float[64,32] w, float[32] b) => (float[M,32] y) { m = MatMul(x, w) a = Add(m, b) y = Relu(a) }"
+            "g (float[M,64] x, float[64,32] w, float[32] b) => (float[M,32] y)"
+            " { m = MatMul(x, w) a = Add(m, b) y = Relu(a) }"
         )
     )
     x, w, b = (rng.standard_normal(s, np.float32) for s in ((10, 64), (64, 32), (32,)))

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-UNARY = {"Relu": lambda x: np.maximum(x, 0), "Neg": np.negative, "Abs": np.abs, "Identity": lambda x: x}
-BINARY = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum}
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "Relu": lambda x: np.maximum(x, 0),
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Identity": lambda x: x,
+}
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Max": np.maximum,
+}
 
 
 def random_graph(rng):

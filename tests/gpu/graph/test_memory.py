@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionnx.gpu.graph.memory import Slots
+from trionnx.gpu.graph.memory import Slot, Slots
 from trionnx.gpu.graph.steps import Copy, Step
 from trionnx.gpu.graph.tensor import Storage
 
@@ -31,7 +33,7 @@ def test_no_value_is_overwritten_while_it_is_still_read(program, random):
     kept = set(random.sample(storages, k=min(3, len(storages))))
     slots = Slots()
     slots.assign(steps, kept)
-    holds = {}
+    holds: dict[Slot, Storage] = {}
     for step in steps:
         for storage in (step.source, step.target):
             assert slots.where[storage].nbytes >= storage.nbytes
@@ -47,7 +49,7 @@ def test_no_value_is_overwritten_while_it_is_still_read(program, random):
 def test_a_chain_takes_two_slots():
     chain = [Storage(64) for _ in range(20)]
     slots = Slots()
-    slots.assign([copy(a, b) for a, b in zip(chain, chain[1:], strict=False)], set())
+    slots.assign([copy(a, b) for a, b in pairwise(chain)], set())
     assert len(slots.all) == 2
 
 

@@ -17,7 +17,7 @@ def nothing() -> None:
 
 def plan(model, **shapes):
     planner = Planner(read_model(model), CPU_LIKE)
-    inputs = {i.name: (i.dtype, shapes[i.name]) for i in planner.model.inputs}
+    inputs = {i.name: (i.dtype or F, shapes[i.name]) for i in planner.model.inputs}
     return planner, planner.start(inputs, nothing)
 
 
@@ -34,7 +34,8 @@ def test_shape_arithmetic_leaves_no_step(parse):
 def test_a_condition_that_is_fed_ends_a_block_and_each_answer_is_planned_once(parse):
     model = parse(
         "g (float[3] x, bool c) => (float[3] y) {"
-        "y = If (c) <then_branch = t () => (float[3] a) { a = Relu(x) }, else_branch = e () => (float[3] b) { b = Neg(x) }> }"
+        "y = If (c) <then_branch = t () => (float[3] a) { a = Relu(x) },"
+        "else_branch = e () => (float[3] b) { b = Neg(x) }> }"
     )
     planner, first = plan(model, x=(3,), c=())
     assert first.results is None
@@ -69,7 +70,8 @@ def test_nested_branches(open_model, parse):
         parse(
             "g (float[2] x, bool c, bool d) => (float[2] y) { y = If (c) <"
             "then_branch = t () => (float[2] a) { a = If (d) <"
-            "then_branch = tt () => (float[2] p) { p = Add(x, x) }, else_branch = te () => (float[2] q) { q = Mul(x, x) }> },"
+            "then_branch = tt () => (float[2] p) { p = Add(x, x) },"
+            "else_branch = te () => (float[2] q) { q = Mul(x, x) }> },"
             "else_branch = e () => (float[2] b) { b = Identity(x) }> }"
         )
     )

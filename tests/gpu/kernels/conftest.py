@@ -14,6 +14,7 @@ from onnx import helper
 
 import trionnx.gpu.device.device as device_module
 import trionnx.gpu.graph.planner as planner_module
+from trionnx.gpu.device import adapters
 
 Array = np.ndarray[Any, Any]
 
@@ -142,7 +143,7 @@ def product_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 def force(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have devices say that they are of another kind."""
-    real = device_module.target_of
+    real = adapters.target_of
     if name == "hardware":
         monkeypatch.setattr(device_module, "target_of", lambda info: replace(real(info), cpu=False))
     elif name == "no subgroups":

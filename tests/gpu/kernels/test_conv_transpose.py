@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from trionnx.gpu.errors import InvalidModel
 
-GEOMETRIES = (
+GEOMETRIES: tuple[Any, ...] = (
     ((1, 3, 5, 6), (3, 4, 2, 2), {"strides": [2, 2]}),
     ((2, 4, 5, 6), (4, 3, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1], "group": 2}),
     ((1, 4, 9), (4, 3, 5), {"strides": [3], "dilations": [2], "pads": [1, 2]}),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from trionnx.gpu.errors import InvalidModel
 
 erf = np.vectorize(math.erf)
 expm1, log1p, tanh = np.expm1, np.log1p, np.tanh
-UNARY = {
+UNARY: dict[str, Any] = {
     "Neg": np.negative,
     "Abs": np.abs,
     "Sign": np.sign,

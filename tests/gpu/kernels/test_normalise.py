@@ -72,6 +72,7 @@ def test_batch_normalisation(cases, rng, opset):
 
 
 def test_instance_and_layer_normalisation(cases, rng, variant):
+    shape: tuple[int, ...]
     for shape in ((2, 5, 4, 3), (2, 5, 16, 16), (3, 2, 129)):
         x = 3 + rng.standard_normal(shape, np.float32)
         scale, b = rng.standard_normal((2, shape[1]), np.float32)

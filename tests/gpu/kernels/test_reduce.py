@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from trionnx.gpu.errors import InvalidModel
 from trionnx.gpu.kernels.reduce import CHUNK, choose_chunk
 
-REDUCTIONS = {
+REDUCTIONS: dict[str, Any] = {
     "ReduceSum": np.sum,
     "ReduceMean": np.mean,
     "ReduceMax": np.max,
