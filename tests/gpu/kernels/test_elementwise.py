@@ -260,7 +260,7 @@ def test_a_chain_with_its_own_let_bindings_fuses(open_model, parse):
 )
 def test_wrong_graphs_are_refused_with_the_node_named(open_model, parse, body, message):
     shapes = {"a3": (3,), "a4": (4,), "a23": (2, 3)}
-    feeds = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    feeds: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     feeds["i3"] = np.zeros(3, np.int32)
     model = parse(f"g (float[3] a3, float[4] a4, float[2,3] a23, int32[3] i3) => (float[N] y) {{ {body} }}")
     with pytest.raises(InvalidModel, match=message):
