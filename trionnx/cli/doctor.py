@@ -60,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _versions(console: Console) -> None:
     rows = table("software", "version")
     rows.add_row("Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
-    for name in ("trionnx", "trio", "numpy", "onnx", "onnx-ir", "wgpu", "onnxruntime"):
+    for name in ("trionnx", "trio", "numpy", "onnx", "wgpu", "onnxruntime"):
         try:
             rows.add_row(name, version(name))
         except PackageNotFoundError:
