@@ -11,10 +11,10 @@ import numpy as np
 
 from ..errors import InvalidInput, RunStopped
 from ..graph.model import Model
-from ..graph.planner import Block, Planner, Result
+from ..graph.planner import Block, Planner, Result, describe
 from ..graph.read import read_model
 from ..graph.steps import Fetch, HostCall, Upload
-from ..graph.tensor import as_words
+from ..graph.tensor import as_words, from_words
 from ..seam import (
     Begin,
     Begun,
@@ -190,9 +190,9 @@ class WebGpuEngine:
         for value in model.graph.inputs:
             if value.name not in feeds:
                 raise InvalidInput(value.name, "an array", "nothing")
-        described = {v.name: (feeds[v.name].dtype, feeds[v.name].shape) for v in model.graph.inputs}
+        described = {v.name: describe(feeds[v.name]) for v in model.graph.inputs}
         block = self._plan(described, run.check, lambda *_: None)
-        run.frame = {key: np.asarray(feeds[name]) for name, key in block.inputs.items()}
+        run.frame = {key: feeds[name] for name, key in block.inputs.items()}
         return Begun(run.number, self._enter(run, block))
 
     def _enter(self, run: Run, block: Block) -> Any:
@@ -302,7 +302,7 @@ class WebGpuEngine:
                 device.write(realiser.buffer(block, step.target), 0, as_words(run.frame[step.key]), run.check)
             elif isinstance(step, Fetch):
                 data = device.read(realiser.buffer(block, step.source), int(np.prod(step.shape)) * 4, run.check)
-                run.frame[step.key] = _from_words(data, step.dtype, step.shape)
+                run.frame[step.key] = from_words(data, step.dtype, step.shape)
             else:
                 assert isinstance(step, HostCall)
                 arrays = [
@@ -338,7 +338,7 @@ class WebGpuEngine:
         if 0 in result.shape:
             return np.empty(result.shape, result.dtype)
         data = device.read(realiser.buffer(block, result.storage), int(np.prod(result.shape)) * 4, run.check)
-        return _from_words(data, result.dtype, result.shape)
+        return from_words(data, result.dtype, result.shape)
 
     def _end(self, number: int, done: Done) -> None:
         try:
@@ -379,10 +379,3 @@ def _fixed_shapes(
             return None
         shapes[info.name] = (info.dtype, tuple(int(d) for d in shape))
     return {value.name: shapes[value.name] for value in model.graph.inputs}
-
-
-def _from_words(data: bytearray, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """What a buffer's bytes mean: bool is kept as u32 there."""
-    if dtype == np.bool_:
-        return (np.frombuffer(data, np.uint32) != 0).reshape(shape)
-    return np.frombuffer(data, dtype).reshape(shape)

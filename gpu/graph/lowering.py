@@ -1,96 +1,47 @@
 """What a kernel sees of the plan that is being made: tensors in, steps out.
 
-Elementwise results and the results of kernels with `result` stay lazy until somebody needs their
-bytes; by then what could be fused has been. This file does not walk the graph (planner.py does)
-and does not know wgpu.
+The part that is about one node: its inputs and outputs in the dtypes that kernels know, checks,
+and the ways between device and host. How steps are emitted and fused: emission.py.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 
 from ..errors import InvalidData, InvalidModel
-from ..kernels.kernel import Epilogue, Kernel, link, pack_params
-from ..kernels.registry import NoKernel
-from . import fuse
-from .steps import Copy, Dispatch, Fetch, HostCall, Step, Upload
+from .emission import Emission, Undecided
+from .steps import HostCall
 from .target import Target
-from .tensor import Apply, Array, Pending, Shape, Storage, Tensor, as_words, gpu_type
+from .tensor import HELD, NARROW, Array, Tensor
 
 __all__ = ["Lowering", "Undecided"]
 
-INLINE_LIMIT = 24
-"""Elementwise operators in one fused expression, at most."""
 
-
-class Undecided(Exception):
-    """A value is needed to go on planning and is only known at run time: the block ends here."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(tensor)
-        self.tensor = tensor
-
-
-class Lowering:
-    """The steps of a block in the making, and where every tensor lies.
+class Lowering(Emission):
+    """The plan, as kernels see it.
 
     Attributes:
-        target: facts of the adapter. node: name of the node being lowered. opset: its version.
-        uses: how often a tensor is still going to be read: by nodes to come, and by lazy tensors.
-        outputs: how many outputs it lists.
+        given: the dtypes of the node's inputs, None where left out; narrow ones are shown as they are held.
+        raw: the node's inputs themselves.
+        declare: gives `dtypes`.
     """
 
     def __init__(self, target: Target) -> None:
-        self.target = target
-        self.node = ""
-        self.op = ""
-        self.opset = 0
-        self.outputs = 1
-        self.steps: list[Step] = []
-        self.placed: dict[Tensor, Storage] = {}
-        self.hosted: dict[Tensor, int] = {}
-        self.known: dict[Tensor, Array] = {}
-        self.uses: dict[Tensor, int] = {}
-        self._let_go: set[Tensor] = set()
-        self.keys = 0
-        self.notes: dict[str, str] = {}
+        super().__init__(target)
+        self._shown: dict[Tensor, Tensor] = {}
+        self._dtypes: tuple[np.dtype[Any] | None, ...] | None = None
+        self.given: tuple[np.dtype[Any] | None, ...] = ()
+        self.raw: tuple[Tensor | None, ...] = ()
+        self.declare: Callable[[], tuple[np.dtype[Any] | None, ...]] = tuple
 
-    def fork(self) -> Lowering:
+    def fork(self) -> Self:
         """A copy that goes on from here with an empty list of steps."""
-        other = Lowering(self.target)
-        other.placed, other.hosted, other.known = dict(self.placed), dict(self.hosted), dict(self.known)
-        other.uses, other.keys, other._let_go = dict(self.uses), self.keys, set(self._let_go)
+        other = super().fork()
+        other._shown = dict(self._shown)
         return other
-
-    # --- values -------------------------------------------------------------------------------
-
-    def known_value(self, tensor: Tensor) -> Array | None:
-        """The contents of a tensor if they are known while planning."""
-        return tensor.value if tensor.value is not None else self.known.get(tensor)
-
-    def value(self, tensor: Tensor) -> Array:
-        """The contents of a tensor, as planning needs them (a shape, axes, a condition).
-
-        Raises:
-            Undecided: only the run will know; the planner ends the block and comes back.
-        """
-        value = self.known_value(tensor)
-        if value is None:
-            raise Undecided(tensor)
-        return value
-
-    def ints(self, tensor: Tensor) -> list[int]:
-        """`value` of a small integer tensor, flattened. Raises `Undecided`."""
-        return [int(v) for v in self.value(tensor).reshape(-1)]
-
-    def constant(self, array: Array) -> Tensor:
-        """A tensor whose contents are known."""
-        array = np.asarray(array)
-        return Tensor(array.dtype, array.shape, value=array)
 
     def axis(self, axis: int, rank: int) -> int:
         """A possibly negative axis, checked. Raises InvalidModel."""
@@ -98,91 +49,68 @@ class Lowering:
             raise InvalidModel(f"node {self.node!r} ({self.op}): axis {axis} is out of range for {rank} dimensions")
         return axis % rank if rank else 0
 
-    # --- where things lie ---------------------------------------------------------------------
+    def held(self, tensor: Tensor) -> Tensor:
+        """A tensor as kernels see it: a narrow dtype as the one that the device holds it in."""
+        wide = HELD.get(tensor.dtype)
+        if wide is None:
+            return tensor
+        shown = self._shown.get(tensor)
+        if shown is None:
+            value = self.known_value(tensor)
+            if value is not None:
+                shown = Tensor(wide, tensor.shape, value=value.astype(wide))
+            elif self.is_lazy(tensor):
+                shown = self.map("x", {"x": tensor}, dtype=wide)
+            else:
+                shown = self.retyped(tensor, wide)
+            self._shown[tensor] = shown
+        return shown
 
-    def new(self, dtype: np.dtype[Any], shape: Shape) -> Tensor:
-        """A tensor on the device for a kernel without `result` to write."""
-        kind = gpu_type(np.dtype(dtype))
-        if kind is None:
-            raise NoKernel(f"no GPU type for {dtype}")
-        tensor = Tensor(np.dtype(dtype), tuple(shape))
-        self.placed[tensor] = Storage(self._nbytes(tensor))
-        return tensor
-
-    def storage(self, tensor: Tensor) -> Storage:
-        """Where a tensor's bytes lie on the device, contiguous: computes, uploads or fuses as needed.
-
-        Raises:
-            NoKernel: the GPU has no type for its dtype.
-        """
-        placed = self.placed.get(tensor)
-        if placed is not None:
-            return placed
-        if tensor.type is None:
-            raise NoKernel(f"no GPU type for {tensor.dtype}")
-        value = self.known_value(tensor)
-        if value is not None:
-            return self.weight(tensor, "plain", lambda array: array)
-        key = self.hosted.get(tensor)
-        if key is not None:
-            made = Storage(self._nbytes(tensor))
-            self.steps.append(Upload(key, made, tensor.dtype, tensor.size * 4, self.node))
-        else:
-            made = self._compute(tensor)
-        self.placed[tensor] = made
-        self.let_go(tensor)
+    def retyped(self, tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
+        """The same bytes under another dtype that the device holds alike."""
+        made = Tensor(dtype, tensor.shape)
+        self.placed[made] = self.storage(tensor)
         return made
 
-    def let_go(self, tensor: Tensor) -> None:
-        """A lazy tensor lies somewhere now, or nobody will read it: it needs its arguments no more."""
-        if tensor.apply is None or tensor in self._let_go:
-            return
-        self._let_go.add(tensor)
-        for arg in tensor.apply.args:
-            self.uses[arg] -= 1
-            if self.uses[arg] == 0 and arg not in self.placed:
-                self.let_go(arg)
+    def enter(
+        self, given: Sequence[Tensor | None], declare: Callable[[], tuple[np.dtype[Any] | None, ...]]
+    ) -> list[Tensor | None]:
+        """A node is going to be lowered: its inputs as its kernel sees them."""
+        self.given = tuple(None if t is None else t.dtype for t in given)
+        self.raw = tuple(given)
+        self.declare, self._dtypes = declare, None
+        return [None if t is None else self.held(t) for t in given]
 
-    def weight(self, tensor: Tensor, key: object, pack: Callable[[Array], Array]) -> Storage:
-        """A known tensor's contents on the device, packed for a kernel; uploaded once per session.
+    def leave(self, outputs: Sequence[Tensor | None], *, moves: bool) -> list[Tensor | None]:
+        """A node was lowered: its outputs in their own dtypes, narrowed where the device holds them wider.
 
         Args:
-            tensor: `known_value` is not None.
-            key: names the packing; with the tensor it identifies the buffer.
-            pack: makes the array to upload (4-byte elements; bool becomes u32); called at most
-                once, when the weight is uploaded, and may be slow.
+            outputs: as the kernel gave them.
+            moves: the kernel's outputs hold nothing but its inputs' values: they need no narrowing.
         """
-        made = tensor.weights.get(key)
-        if made is None:
-            value = self.known_value(tensor)
-            assert value is not None
-            first = [value if key == "plain" else pack(value)]
-
-            def fill() -> Array:
-                return as_words(first.pop() if first else value if key == "plain" else pack(value))
-
-            made = Storage(_padded(first[0].size * 4), "weight", fill)
-            tensor.weights[key] = made
+        if not any(d in HELD for d in self.given if d is not None) and not any(
+            t.dtype in HELD for t in outputs if t is not None
+        ):
+            return list(outputs)
+        made: list[Tensor | None] = []
+        for tensor, dtype in zip(outputs, self.dtypes, strict=False):
+            wide = None if dtype is None else HELD.get(dtype)
+            if tensor is None or dtype is None or wide is None or wide != HELD.get(tensor.dtype, tensor.dtype):
+                made.append(tensor)
+            elif self.known_value(tensor) is not None:
+                made.append(Tensor(dtype, tensor.shape, value=self.value(tensor).astype(dtype)))
+            elif moves and not self.is_lazy(tensor):
+                made.append(self.retyped(tensor, dtype))
+            else:
+                made.append(self.map(NARROW[dtype], {"x": tensor}, dtype=dtype, label=dtype.name))
         return made
 
-    def host_key(self, tensor: Tensor) -> int | None:
-        """The key of a tensor in the run's frame of host arrays, None where it is not there."""
-        return self.hosted.get(tensor)
-
-    def new_host(self, tensor: Tensor) -> int:
-        """Give a tensor a place in the run's frame."""
-        key = self.hosted[tensor] = self.keys
-        self.keys += 1
-        return key
-
-    def fetch(self, tensor: Tensor) -> int:
-        """Have a tensor's contents in the frame, read back from the device if need be."""
-        key = self.hosted.get(tensor)
-        if key is None:
-            source = self.storage(tensor)
-            key = self.new_host(tensor)
-            self.steps.append(Fetch(source, key, tensor.dtype, tensor.shape, self.node))
-        return key
+    @property
+    def dtypes(self) -> tuple[np.dtype[Any] | None, ...]:
+        """The dtypes that ONNX gives the node's outputs, None where that is not known."""
+        if self._dtypes is None:
+            self._dtypes = self.declare()
+        return self._dtypes
 
     def host_indices(self, tensor: Tensor, size: int) -> Tensor:
         """Indices into an axis of `size` elements as int32 in 0 <= i < size; the check is a host step.
@@ -206,238 +134,18 @@ class Lowering:
         self.steps.append(HostCall(call, (key,), (target,), 20e-6, node))
         return made
 
-    # --- emitting -----------------------------------------------------------------------------
+    def widen(self, tensor: Tensor) -> Tensor:
+        """An int32 result (indices) as int64: brought to the host, where int64 lives."""
+        key = self.fetch(tensor)
+        made = Tensor(np.dtype(np.int64), tensor.shape)
+        target = self.new_host(made)
 
-    def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """The same bytes under another shape of as many elements: no work."""
-        shape = tuple(int(s) for s in shape)
-        value = self.known_value(tensor)
-        if value is not None:
-            return Tensor(tensor.dtype, shape, value=value.reshape(shape))
-        if tensor.shape == shape:
-            return tensor
-        made = Tensor(tensor.dtype, shape)
-        self.placed[made] = self.storage(tensor)
+        def call(arrays: Sequence[Array | None]) -> list[Array]:
+            assert arrays[0] is not None
+            return [arrays[0].astype(np.int64)]
+
+        self.steps.append(HostCall(call, (key,), (target,), 20e-6, self.node))
         return made
-
-    def map(
-        self,
-        wgsl: str,
-        args: Mapping[str, Tensor],
-        *,
-        dtype: Any = None,
-        shape: Shape | None = None,
-        params: Mapping[str, float] | None = None,
-        label: str = "",
-    ) -> Tensor:
-        """An elementwise result: `wgsl` is an expression over scalars named as in `args`.
-
-        Args:
-            wgsl: for instance "select(params.alpha * x, x, x >= 0.0)". Names of `args` have
-                their WGSL scalar type (f32, i32, u32, bool), `params.NAME` is f32.
-            args: tensors that broadcast against each other.
-            dtype: of the result, default: that of the first argument.
-            shape: of the result, default: as NumPy broadcasts.
-            params: f32 scalars; they travel outside of the shader.
-            label: for explain().
-
-        Raises:
-            InvalidModel: the shapes do not broadcast.
-            NoKernel: a dtype has no GPU type.
-        """
-        tensors = tuple(args.values())
-        dtype = np.dtype(dtype) if dtype is not None else tensors[0].dtype
-        for kind in (dtype, *(t.dtype for t in tensors)):
-            if gpu_type(kind) is None:
-                raise NoKernel(f"no GPU type for {kind}")
-        shape = self.broadcast(*(t.shape for t in tensors)) if shape is None else tuple(shape)
-        made = Tensor(
-            dtype, shape, apply=Apply(wgsl, tuple(args), tensors, tuple((params or {}).items()), label or self.op)
-        )
-        for arg in tensors:
-            self.uses[arg] = self.uses.get(arg, 0) + 1
-        self._limit(made)
-        return made
-
-    def pending(
-        self,
-        kernel: Kernel,
-        reads: Sequence[Storage],
-        params: Mapping[str, int | float],
-        groups: int,
-        dtype: Any,
-        shape: Shape,
-        *,
-        flops: float = 0.0,
-    ) -> Tensor:
-        """The result of a kernel with `result`: emitted later, with what can be fused onto its end.
-
-        Args:
-            kernel: with `result`.
-            reads: in the order of `kernel.reads`.
-            params: a value for each of `kernel.params`.
-            groups: workgroups for the whole step.
-            dtype: of the result.
-            shape: of the result; its elements in row-major order are what `store` counts.
-            flops: floating point operations, for the first estimate of its time.
-        """
-        assert kernel.result is not None
-        assert len(reads) == len(kernel.reads)
-        return Tensor(
-            np.dtype(dtype), tuple(shape), pending=Pending(kernel, tuple(reads), dict(params), groups, flops, self.node)
-        )
-
-    def dispatch(
-        self,
-        kernel: Kernel,
-        reads: Sequence[Storage],
-        writes: Sequence[Storage],
-        params: Mapping[str, int | float],
-        groups: int,
-        *,
-        flops: float = 0.0,
-        epilogue: Epilogue | None = None,
-    ) -> None:
-        """Emit a kernel now. Nothing is emitted where there are no workgroups."""
-        if groups <= 0:
-            return
-        program = link(kernel, epilogue)
-        assert (len(reads), len(writes)) == (program.reads, program.writes), kernel.name
-        limit = self.target.max_binding_bytes
-        for storage in (*reads, *writes):
-            if storage.nbytes > limit:
-                raise NoKernel(
-                    f"a tensor of {storage.nbytes} bytes is over the adapter's limit of {limit} for one binding"
-                )
-        nbytes = sum(s.nbytes for s in (*reads, *writes))
-        target = self.target
-        cost = target.overhead_s + max(flops / target.flops_per_s, nbytes / target.bytes_per_s)
-        packed = pack_params(program.params, params)
-        self.steps.append(Dispatch(program, tuple(reads), tuple(writes), packed, groups, cost, self.node))
-
-    def copy(self, source: Storage, source_offset: int, target: Storage, target_offset: int, count: int) -> None:
-        """Emit a copy of `count` elements; offsets in elements."""
-        if count <= 0:
-            return
-        cost = self.target.overhead_s + count * 8 / (4 * self.target.bytes_per_s)
-        self.steps.append(Copy(source, source_offset * 4, target, target_offset * 4, count * 4, cost, self.node))
-
-    # --- fusion -------------------------------------------------------------------------------
-
-    def broadcast(self, *shapes: Shape) -> Shape:
-        """The shape that NumPy would broadcast to. Raises InvalidModel naming the node."""
-        try:
-            return tuple(np.broadcast_shapes(*shapes))
-        except ValueError:
-            listed = " and ".join(str(list(s)) for s in shapes)
-            raise InvalidModel(f"node {self.node!r} ({self.op}): shapes {listed} do not broadcast") from None
-
-    def is_lazy(self, tensor: Tensor) -> bool:
-        """Whether a tensor is still to be computed."""
-        return (tensor.apply is not None or tensor.pending is not None) and tensor not in self.placed
-
-    def _limit(self, tensor: Tensor) -> None:
-        """Compute arguments now where one fused expression would grow too large."""
-        assert tensor.apply is not None
-        tree = fuse.Tree(tensor, self.placed, self.known_value)
-        room = self.target.max_storage_buffers - 5
-        if len(tree.applies) <= INLINE_LIMIT and len(tree.leaves) <= room:
-            return
-        for arg in sorted((a for a in tensor.apply.args if self.is_lazy(a)), key=lambda a: -a.size):
-            self.storage(arg)
-            tree = fuse.Tree(tensor, self.placed, self.known_value)
-            if len(tree.applies) <= INLINE_LIMIT and len(tree.leaves) <= room:
-                return
-
-    def _compute(self, tensor: Tensor) -> Storage:
-        """Emit a lazy tensor with all that fuses into it."""
-        if tensor.pending is not None:
-            return self._emit_pending(tensor.pending, Storage(self._nbytes(tensor)), None, (), {})
-        assert tensor.apply is not None, f"{tensor!r} lies nowhere"
-        tree = self._settle(tensor)
-        made = Storage(self._nbytes(tensor))
-        if tensor.size == 0:
-            return made
-        root = tree.root
-        leaf_storages = [self.storage(leaf) for leaf in tree.leaves]
-        if root is not None:
-            assert root.pending is not None
-            kernel = root.pending.kernel
-            epilogue, params = fuse.epilogue(tree, tensor, kernel.width)
-            return self._emit_pending(root.pending, made, epilogue, leaf_storages, params)
-        kernel = fuse.map_kernel(self.target)
-        epilogue, params = fuse.epilogue(tree, tensor, kernel.width)
-        quads = -(-tensor.size // 4)
-        params["quads"] = quads
-        groups = -(-quads // fuse.QUADS_PER_GROUP)
-        self.dispatch(
-            kernel,
-            leaf_storages,
-            [made],
-            params,
-            groups,
-            flops=float(tensor.size * len(tree.applies)),
-            epilogue=epilogue,
-        )
-        return made
-
-    def _settle(self, tensor: Tensor) -> fuse.Tree:
-        """Decide what of a lazy tensor's expression is fused, and compute the rest first.
-
-        1. At most one unemitted kernel is the root, and only if its shape is the result's.
-        2. What others will need later is computed by itself first if it holds a kernel, or is large.
-        3. An expression over fewer elements than the result is computed by itself if that saves work.
-        """
-        while True:
-            tree = fuse.Tree(tensor, self.placed, self.known_value)
-            room = self.target.max_storage_buffers - 1
-            first = None
-            inside = Counter(arg for lazy in tree.applies if lazy.apply is not None for arg in lazy.apply.args)
-            for node in tree.lazies:  # innermost first
-                if node is tensor:
-                    continue
-                holds_root = node.pending is not None or tree.holds_root(node)
-                wanted_later = self.uses.get(node, 0) > inside[node]
-                small = node.size * 4 <= tensor.size and node.size > 1
-                if holds_root and (wanted_later or node.shape != tensor.shape):
-                    first = node
-                    break
-                if not holds_root and ((wanted_later and tree.weight(node) > 3) or (small and tree.weight(node) > 1)):
-                    first = node
-                    break
-            if first is None and len(tree.roots) > 1:
-                first = tree.roots[0]
-            if first is None and tree.root is not None:
-                assert tree.root.pending is not None
-                if len(tree.leaves) + len(tree.root.pending.reads) > room:
-                    first = tree.root
-            if first is None:
-                return tree
-            self.storage(first)
-
-    def _emit_pending(
-        self,
-        pending: Pending,
-        out: Storage,
-        epilogue: Epilogue | None,
-        reads: Sequence[Storage],
-        params: Mapping[str, int | float],
-    ) -> Storage:
-        node, self.node = self.node, pending.node
-        self.dispatch(
-            pending.kernel,
-            (*pending.reads, *reads),
-            [out],
-            {**pending.params, **params},
-            pending.groups,
-            flops=pending.flops,
-            epilogue=epilogue,
-        )
-        self.node = node
-        return out
-
-    def _nbytes(self, tensor: Tensor) -> int:
-        return _padded(tensor.size * 4)
 
 
 def _checked_indices(indices: Array, size: int, node: str) -> Array:
@@ -445,7 +153,3 @@ def _checked_indices(indices: Array, size: int, node: str) -> Array:
         bad = indices[(indices < -size) | (indices >= size)].flat[0]
         raise InvalidData(node, f"index {bad} is out of range for {size} elements")
     return np.where(indices < 0, indices + size, indices).astype(np.int32)
-
-
-def _padded(nbytes: int) -> int:
-    return max(16, (nbytes + 15) // 16 * 16)

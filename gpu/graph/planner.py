@@ -19,6 +19,7 @@ from ..errors import InvalidModel, UnsupportedOperator
 from ..host.reference import evaluate_host, infer_outputs
 from ..kernels.registry import NoKernel, find
 from ..seam import Explained
+from .bodies import body_of
 from .lowering import Lowering, Undecided
 from .memory import Slots
 from .model import Model, Node, Value
@@ -27,8 +28,12 @@ from .target import Target
 from .tensor import Array, Storage, Tensor
 from .walk import Scope, Walk, captures
 
-__all__ = ["Block", "Decision", "Planner", "Result"]
+__all__ = ["Block", "Decision", "Planner", "Result", "describe"]
 
+MOVES = frozenset(
+    ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Slice", "Split", "Concat", "Expand")
+) | frozenset(("Tile", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Pad", "MaxPool"))
+"""Operators whose outputs hold nothing but values of their inputs."""
 RANDOM = {
     ("", op)
     for op in (
@@ -72,7 +77,7 @@ class Decision:
         """The arrays' answer in a form that can be a dictionary's key."""
         if self.kind == "value":
             return tuple((a.dtype.str, a.shape, a.tobytes()) for a in arrays)
-        return tuple(_describe(a) for a in arrays)
+        return tuple(describe(a) for a in arrays)
 
 
 @dataclass(eq=False, slots=True)
@@ -149,7 +154,7 @@ class Planner:
             for value in decision.outputs:
                 if value is not None:
                     key, array = next(given)
-                    tensor = Tensor(*_describe(array))
+                    tensor = Tensor(*describe(array))
                     walk.plan.hosted[tensor] = key
                     walk.bind(value, tensor)
         following = self._walk(walk, check)
@@ -165,7 +170,7 @@ class Planner:
             if scope.at == len(scope.graph.nodes):
                 walk.scopes.pop()
                 if scope.node is not None:
-                    self._leave(walk, scope)
+                    walk.leave(scope)
                 continue
             check()
             node = scope.graph.nodes[scope.at]
@@ -210,7 +215,10 @@ class Planner:
             assert inputs[0] is not None
             self._enter(walk, node, bool(plan.value(inputs[0]).reshape(-1)[0]))
             return None
+        depth = len(walk.scopes)
         outputs, decision = self._lower(walk, node, inputs)
+        if len(walk.scopes) > depth:
+            return None
         if decision is None:
             for value, tensor in zip(node.outputs, outputs, strict=False):
                 if value is not None:
@@ -243,15 +251,22 @@ class Planner:
         if cls is not None and not _is_small(plan, node, inputs, values):
             before = len(plan.steps)
             try:
-                lowered = cls.of(node).lower(plan, *inputs)
+                shown = plan.enter(inputs, lambda: tuple(o and o[0] for o in _described(node, inputs, values)))
+                lowered = cls.of(node).lower(plan, *shown)
+                given = lowered if isinstance(lowered, tuple) else (lowered,)
+                outputs = plan.leave(given, moves=node.op in MOVES)
             except NoKernel as refusal:
                 why = str(refusal)
             else:
-                outputs = lowered if isinstance(lowered, tuple) else (lowered,)
                 self._note_kernel(walk, node, inputs, outputs, before)
                 return outputs, None
         elif cls is not None:
             why = "small integers, and they are on the host"
+        body = None if nested or _is_integral(inputs) else body_of(node, inputs)
+        if body is not None:
+            self._note(walk, node, "gpu", "a function of others: see its nodes")
+            walk.enter(body, node, inputs)
+            return (), None
         return self._host(walk, node, inputs, values, why)
 
     def _host(
@@ -300,26 +315,10 @@ class Planner:
         outputs = tuple(v if t is None else None for v, t in zip(node.outputs, tensors, strict=False))
         return (), Decision("shape", tuple(unknown), walk, outputs=outputs)
 
-    # --- branches -----------------------------------------------------------------------------
-
     def _enter(self, walk: Walk, node: Node, condition: bool) -> None:
         graph = node.attrs["then_branch" if condition else "else_branch"]
         self._note(walk, node, "folded" if not walk.plan.steps else "view", f"{'then' if condition else 'else'} branch")
-        walk.count(graph)
-        # What the branch reads of the graphs around it stays until it is left; the If itself is
-        # done with its own inputs only then.
-        walk.scopes.append(Scope(graph, node=node))
-
-    def _leave(self, walk: Walk, scope: Scope) -> None:
-        node = scope.node
-        assert node is not None
-        tensors = [walk.tensor(v) for v in scope.graph.outputs]
-        for value, tensor in zip(node.outputs, tensors, strict=False):
-            if value is not None:
-                walk.bind(value, tensor)
-        for value in scope.graph.outputs:
-            walk.consume(value)
-        walk.release(node)
+        walk.enter(graph, node)
 
     # --- notes ----------------------------------------------------------------------------------
 
@@ -351,6 +350,11 @@ def _host_call(node: Node, count: int, names: Sequence[str]) -> Callable[[Sequen
     return lambda arrays: evaluate_host(
         node, arrays[:count], dict(zip(names, (a for a in arrays[count:] if a is not None), strict=True))
     )
+
+
+def _is_integral(inputs: Sequence[Tensor | None]) -> bool:
+    """Whether a node is host work whichever way: no input has a dtype that kernels compute floats in."""
+    return not any(t is not None and t.type == "f32" for t in inputs)
 
 
 def _shape_of(node: Node, tensor: Tensor) -> Array:
@@ -388,7 +392,8 @@ def _is_large(node: Node, inputs: Sequence[Tensor | None], values: Sequence[Arra
     return any(o is not None and math.prod(o[1]) > FOLD_LIMIT for o in _described(node, inputs, values))
 
 
-def _describe(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def describe(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Dtype and shape of a value of the frame; object and () for what is no array."""
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape
     return np.dtype(object), ()

@@ -7,26 +7,60 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 
 from ..kernels.kernel import Kernel
 
-__all__ = ["Apply", "Array", "Pending", "Storage", "Tensor", "as_words", "contiguous_strides", "gpu_type"]
+__all__ = [
+    "HELD",
+    "NARROW",
+    "Apply",
+    "Array",
+    "Pending",
+    "Storage",
+    "Tensor",
+    "as_words",
+    "contiguous_strides",
+    "from_words",
+    "gpu_type",
+]
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
-_GPU_TYPES = {
-    np.dtype(np.float32): "f32",
-    np.dtype(np.int32): "i32",
-    np.dtype(np.uint32): "u32",
-    np.dtype(np.bool_): "bool",
+F32, I32, U32, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.bool_))
+_GPU_TYPES = {F32: "f32", I32: "i32", U32: "u32", BOOL: "bool"}
+HELD = {
+    np.dtype(np.float16): F32,
+    np.dtype(ml_dtypes.bfloat16): F32,
+    np.dtype(np.int8): I32,
+    np.dtype(np.int16): I32,
+    np.dtype(np.uint8): U32,
+    np.dtype(np.uint16): U32,
 }
+"""Narrow dtypes, and what the device holds their values as: every value of the one is one of the other."""
+_BITS, _SIGN = "bitcast<u32>(x)", "(bitcast<u32>(x) & 0x80000000u)"
+NARROW = {
+    # Rounded to nearest, ties to even; below 2 ** -14 in steps of 2 ** -24; from 65520 on infinite.
+    np.dtype(
+        np.float16
+    ): f"select(select(select(bitcast<f32>(({_BITS} + 0xfffu + (({_BITS} >> 13u) & 1u)) & 0xffffe000u),"
+    f" round(x * 16777216.0) / 16777216.0, abs(x) < 6.103515625e-5), bitcast<f32>({_SIGN} | 0x7f800000u),"
+    f" abs(x) >= 65520.0), x, ({_BITS} & 0x7fffffffu) > 0x7f800000u)",
+    np.dtype(ml_dtypes.bfloat16): f"select(bitcast<f32>(({_BITS} + 0x7fffu + (({_BITS} >> 16u) & 1u)) & 0xffff0000u),"
+    f" x, ({_BITS} & 0x7fffffffu) > 0x7f800000u)",
+    np.dtype(np.int8): "(x << 24u) >> 24u",
+    np.dtype(np.int16): "(x << 16u) >> 16u",
+    np.dtype(np.uint8): "x & 0xffu",
+    np.dtype(np.uint16): "x & 0xffffu",
+}
+"""WGSL over x, in the type that holds it: the value that the narrow dtype would have (wrapped, rounded)."""
 
 
 def gpu_type(dtype: np.dtype[Any]) -> str | None:
     """The WGSL type that holds a dtype without loss ("bool" is kept as u32 in buffers), None if there is none."""
-    return _GPU_TYPES.get(dtype)
+    return _GPU_TYPES.get(HELD.get(dtype, dtype))
 
 
 def contiguous_strides(shape: Shape) -> Shape:
@@ -92,6 +126,7 @@ class Tensor:
     apply: Apply | None = None
     pending: Pending | None = None
     weights: dict[object, Storage] = field(default_factory=dict)
+    derived: dict[object, Tensor] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -113,8 +148,16 @@ class Tensor:
 
 
 def as_words(array: Array) -> Array:
-    """An array as its buffer holds it: contiguous, 4 bytes per element, bool as u32."""
-    if array.dtype == np.bool_:
-        array = array.astype(np.uint32)
+    """An array as its buffer holds it: contiguous, 4 bytes per element, narrow dtypes widened, bool as u32."""
+    array = array.astype(U32 if array.dtype == BOOL else HELD.get(array.dtype, array.dtype), copy=False)
     assert array.dtype.itemsize == 4, array.dtype
     return np.ascontiguousarray(array)
+
+
+def from_words(data: bytearray, dtype: np.dtype[Any], shape: Shape) -> Array:
+    """The array that a buffer's bytes are."""
+    if dtype == BOOL:
+        return (np.frombuffer(data, U32) != 0).reshape(shape)
+    held: Array = np.frombuffer(data, HELD.get(dtype, dtype))
+    made: Array = held.astype(dtype, copy=False).reshape(shape)
+    return made

@@ -5,6 +5,7 @@ This file knows how values live and die, and nothing of operators.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import InvalidModel
@@ -85,6 +86,31 @@ class Walk:
                 self._expect(value)
         for value in graph.outputs:
             self._expect(value)
+
+    def enter(self, graph: Graph, node: Node, inputs: Sequence[Tensor | None] = ()) -> None:
+        """Go on within a graph that stands for a node: a branch, or the body of a function.
+
+        What the graph reads of those around it, and the node's own inputs, live until it is left.
+        """
+        self.count(graph)
+        for value, tensor in zip(graph.inputs, (t for t in inputs if t is not None), strict=True):
+            self.bind(value, tensor)
+        self.scopes.append(Scope(graph, node=node))
+
+    def leave(self, scope: Scope) -> None:
+        """The graph is walked through: its outputs are those of its node."""
+        node = scope.node
+        assert node is not None
+        tensors = [self.tensor(v) for v in scope.graph.outputs]
+        outputs = node.outputs
+        if len(tensors) < len(outputs):  # the body of a function has just those that are read
+            outputs = tuple(v for v in outputs if v is not None)
+        for output, tensor in zip(outputs, tensors, strict=True):
+            if output is not None:
+                self.bind(output, tensor)
+        for value in scope.graph.outputs:
+            self.consume(value)
+        self.release(node)
 
     def release(self, node: Node) -> None:
         """A node is done: it has read its inputs, and what its nested graphs capture."""

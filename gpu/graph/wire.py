@@ -68,7 +68,11 @@ _MAX_DEPTH = 100
 
 
 def skeleton(
-    view: memoryview, label: str, *, threshold: int = THRESHOLD, check: Callable[[], None] = lambda: None,
+    view: memoryview,
+    label: str,
+    *,
+    threshold: int = THRESHOLD,
+    check: Callable[[], None] = lambda: None,
     first_blob: int = 0,
 ) -> Skeleton:
     """Take the large tensors out of a serialised ModelProto.
@@ -264,9 +268,7 @@ class _Scan:
         return InvalidModel(f"{self.label}: truncated or damaged at byte {pos}: {what} {_ends(why)}")
 
     def damaged(self, pos: int, kind: int) -> InvalidModel:
-        return InvalidModel(
-            f"{self.label}: damaged or no ONNX model: no valid field of a {_NAMES[kind]} at byte {pos}"
-        )
+        return InvalidModel(f"{self.label}: damaged or no ONNX model: no valid field of a {_NAMES[kind]} at byte {pos}")
 
 
 def _ends(why: str) -> str:

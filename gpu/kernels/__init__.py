@@ -24,6 +24,8 @@ FAMILIES = tuple(
         "pool",
         "recurrent",
         "resize",
+        "quantise",
+        "scatter",
     )
 )
 """The modules whose import fills the registry."""

@@ -12,6 +12,7 @@ from ..errors import InvalidData, InvalidModel
 from ..graph.fuse import collapse
 from ..graph.tensor import contiguous_strides
 from .elementwise import operands
+from .hosted import hosted
 from .kernel import Binding, Kernel
 from .move import QUADS, quad_loop, slices
 from .registry import NoKernel, Operator, op
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.tensor import Array, Tensor
 
-__all__: list[str] = []
+__all__ = ["flat_indices", "picked_rows"]
 
 
 def _indices(plan: Lowering, indices: Tensor, size: int) -> Tensor:
@@ -53,18 +54,25 @@ class Gather(Operator):
             return plan.view(slices(plan, x, {axis: slice(index, index + 1)}), shape)
         if 0 in shape:
             return plan.new(x.dtype, shape)
-        where = _indices(plan, indices, size)
-        inner = math.prod(x.shape[axis + 1 :])
-        wide = inner % 4 == 0
-        params = {
-            "quads": -(-math.prod(shape) // 4),
-            "inner": inner // 4 if wide else inner,
-            "picks": indices.size,
-            "size": size,
-        }
-        kernel = _gather_kernel(x.type, wide, plan.target.cpu)
-        groups = -(-params["quads"] // QUADS)
-        return plan.pending(kernel, [plan.storage(x), plan.storage(where)], params, groups, x.dtype, shape)
+        return picked_rows(plan, x, _indices(plan, indices, size), axis, shape)
+
+
+def picked_rows(plan: Lowering, x: Tensor, where: Tensor, axis: int, shape: tuple[int, ...]) -> Tensor:
+    """X at int32 indices along an axis, which are in range; nothing of the result is empty or it is made at once."""
+    if 0 in shape:
+        return plan.new(x.dtype, shape)
+    assert x.type is not None
+    inner = math.prod(x.shape[axis + 1 :])
+    wide = inner % 4 == 0
+    params = {
+        "quads": -(-math.prod(shape) // 4),
+        "inner": inner // 4 if wide else inner,
+        "picks": where.size,
+        "size": x.shape[axis],
+    }
+    kernel = _gather_kernel(x.type, wide, plan.target.cpu)
+    groups = -(-params["quads"] // QUADS)
+    return plan.pending(kernel, [plan.storage(x), plan.storage(where)], params, groups, x.dtype, shape)
 
 
 @lru_cache
@@ -164,7 +172,7 @@ class GatherND(Operator):
     batch_dims: int = 0
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
-        """Copy; the indices must be known while planning, or be single ones."""
+        """Copy; the host checks the indices and makes one of each tuple."""
         x, indices = operands(plan, inputs, 2)
         if x.type is None:
             raise NoKernel(f"no GPU type for {x.dtype.name}")
@@ -178,14 +186,8 @@ class GatherND(Operator):
         shape = (*indices.shape[:-1], *rest)
         if 0 in shape:
             return plan.new(x.dtype, shape)
-        span = math.prod(x.shape[b : b + depth])
-        known = plan.known_value(indices)
-        if known is not None:
-            flat = plan.constant(_flat_indices(plan.node, known, x.shape[b : b + depth]))
-        elif depth == 1:
-            flat = plan.view(_indices(plan, indices, span), indices.shape[:-1])
-        else:
-            raise NoKernel("index tuples that only the run knows")
+        span, node, sizes = math.prod(x.shape[b : b + depth]), plan.node, x.shape[b : b + depth]
+        flat = hosted(plan, lambda a: flat_indices(node, a, sizes), [indices], np.int32, indices.shape[:-1])
         batch, inner = math.prod(x.shape[:b]), math.prod(rest)
         params = {"quads": -(-math.prod(shape) // 4), "picks": flat.size // batch, "size": span, "inner": inner}
         kernel = _gather_nd_kernel(x.type, plan.target.cpu)
@@ -193,7 +195,8 @@ class GatherND(Operator):
         return plan.pending(kernel, [plan.storage(x), plan.storage(flat)], params, groups, x.dtype, shape)
 
 
-def _flat_indices(node: str, indices: Array, sizes: tuple[int, ...]) -> Array:
+def flat_indices(node: str, indices: Array, sizes: tuple[int, ...]) -> Array:
+    """Index tuples [..., len(sizes)] as positions in row-major order. Raises InvalidData."""
     limits = np.array(sizes, np.int64)
     wide = indices.astype(np.int64)
     if ((wide < -limits) | (wide >= limits)).any():

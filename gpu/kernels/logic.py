@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from onnx import helper
 
 from ..errors import InvalidModel
+from ..graph.tensor import gpu_type
 from .elementwise import Binary, Elementwise, one_dtype, operands
 from .functions import IS_NAN
 from .registry import NoKernel, Operator, op
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["cast"]
 
-_ONNX_TYPES = {1: np.float32, 6: np.int32, 9: np.bool_, 12: np.uint32}
 _CASTS = {
     ("f32", "i32"): "select(-2147483647 - 1, i32(x), x >= -2147483648.0 && x < 2147483648.0)",
     ("f32", "u32"): "select(u32(x), bitcast<u32>(i32(x)), x < 0.0)",
@@ -38,7 +39,8 @@ def cast(plan: Lowering, x: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
     """A tensor in another dtype, as NumPy converts. Raises NoKernel."""
     if x.dtype == dtype:
         return x
-    wgsl = _CASTS.get((x.type or "", plan.constant(np.empty(0, dtype)).type or ""))
+    kind = gpu_type(np.dtype(dtype))
+    wgsl = "x" if kind == x.type else _CASTS.get((x.type or "", kind or ""))
     if wgsl is None:
         raise NoKernel(f"no cast from {x.dtype.name} to {dtype.name}")
     return plan.map(wgsl, {"x": x}, dtype=dtype)
@@ -46,16 +48,14 @@ def cast(plan: Lowering, x: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
 
 @op("Cast", since=6)
 class Cast(Operator):
-    """y = x in another dtype: between f32, i32, u32, bool; floats truncate."""
+    """y = x in another dtype: between floats, 8 to 32-bit integers and bool; floats truncate."""
 
     to: int
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
         """Add the expression to the plan."""
         (x,) = operands(plan, inputs, 1)
-        if self.to not in _ONNX_TYPES:
-            raise NoKernel(f"no GPU type for ONNX data type {self.to}")
-        return cast(plan, x, np.dtype(_ONNX_TYPES[self.to]))
+        return cast(plan, x, helper.tensor_dtype_to_np_dtype(self.to))
 
 
 @op("CastLike", since=15)
@@ -65,7 +65,7 @@ class CastLike(Operator):
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
         """Add the expression to the plan."""
         x, like = operands(plan, inputs, 2)
-        return cast(plan, x, like.dtype)
+        return cast(plan, x, plan.given[1] or like.dtype)
 
 
 @op("Identity", since=1)

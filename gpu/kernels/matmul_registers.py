@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.tensor import Array, Shape, Tensor
 
-__all__ = ["Tile", "choose_tile", "lower_registers"]
+__all__ = ["LANES", "Tile", "choose_tile", "lower_registers", "padded_rows", "put", "stores"]
 
 
 class Tile(NamedTuple):
@@ -65,11 +65,11 @@ def lower_registers(
     tile = choose_tile(batch.size, m, n, plan.target.subgroup)
     if tile.lanes > 1:
         return _lower_subgroups(plan, a, b, batch, m, k, n, transposed, shape, tile)
-    left = plan.storage(_padded_rows(plan, a, k))
+    left = plan.storage(padded_rows(plan, a, k))
     if plan.known_value(b) is not None:
         right = plan.weight(b, ("matmul", transposed), lambda array: _packed(array, transposed))
     else:
-        right = plan.storage(_padded_rows(plan, b, n))
+        right = plan.storage(padded_rows(plan, b, n))
     row_tiles, column_tiles = -(-m // tile.rows), -(-n4 // tile.columns)
     tiles = batch.size * row_tiles * column_tiles
     params: dict[str, int | float] = {
@@ -89,7 +89,7 @@ def lower_registers(
     )
 
 
-def _padded_rows(plan: Lowering, x: Tensor, size: int) -> Tensor:
+def padded_rows(plan: Lowering, x: Tensor, size: int) -> Tensor:
     if size % 4 == 0:
         return x
     flat = plan.view(x, (x.size // size, size))
@@ -143,7 +143,7 @@ def _register_kernel(tile: Tile, kind: str, even_n: bool, even_k: bool, rank: in
                 made = f"fma(vec4f(a{i}[u]), b{j}, c{i}_{j})" if kind == "f32" else f"c{i}_{j} + a{i}[u] * b{j}"
                 lines.append(f"c{i}_{j} = {made};")
         lines += ["}"]
-    lines += [*_stores(tile, even_n), "}"]
+    lines += [*stores(tile, even_n), "}"]
     names = ["tiles", "column_tiles", "row_tiles", "m", "n", "n4", "k", "k4", *batch_names(rank)]
     return Kernel(
         f"matmul_{tile.rows}x{tile.columns * 4}",
@@ -153,7 +153,7 @@ def _register_kernel(tile: Tile, kind: str, even_n: bool, even_k: bool, rank: in
         result=kind,
         width=4 if even_n else 1,
         lanes=LANES,
-        functions="" if even_n else _put(vector),
+        functions="" if even_n else put(vector),
     )
 
 
@@ -170,13 +170,13 @@ def _lower_subgroups(
     tile: Tile,
 ) -> Tensor:
     k4, n4, width = -(-k // 4), -(-n // 4), tile.columns * tile.lanes
-    left = plan.storage(_padded_rows(plan, a, k))
+    left = plan.storage(padded_rows(plan, a, k))
     packed = plan.known_value(b) is not None and batch.size == 1
     if packed:
         right = plan.weight(b, ("matmul panels", width, transposed), lambda array: _panels(array, transposed, width))
         b_size, pitch = 0, width
     else:
-        right, pitch = plan.storage(_padded_rows(plan, b, n)), n4
+        right, pitch = plan.storage(padded_rows(plan, b, n)), n4
         b_size = k * n4
     panels, row_tiles = -(-n4 // width), -(-m // tile.rows)
     params: dict[str, int | float] = {
@@ -255,7 +255,7 @@ def _subgroup_kernel(tile: Tile, kind: str, even_n: bool, packed: bool, rank: in
         for i in rows:
             lines += products(i, "[u]", [f"b{j}" for j in columns])
         lines += ["}", "}"]
-    lines += _stores(tile, even_n)
+    lines += stores(tile, even_n)
     names = ["panels", "row_tiles", "m", "n", "n4", "k", "k4", "pitch", *batch_names(rank)]
     return Kernel(
         f"matmul_{tile.rows}x{4 * width}",
@@ -265,11 +265,11 @@ def _subgroup_kernel(tile: Tile, kind: str, even_n: bool, packed: bool, rank: in
         result=kind,
         width=4 if even_n else 1,
         lanes=lanes,
-        functions="" if even_n else _put(vector),
+        functions="" if even_n else put(vector),
     )
 
 
-def _stores(tile: Tile, even_n: bool) -> list[str]:
+def stores(tile: Tile, even_n: bool) -> list[str]:
     """Hand the tile to `store` row by row in a loop: written out, what is fused onto it would be compiled often."""
     columns = range(tile.columns)
     lines = [f"for (var i = 0u; i < {tile.rows}u; i++) {{"]
@@ -286,6 +286,6 @@ def _stores(tile: Tile, even_n: bool) -> list[str]:
     return [*lines, "}", "}"]
 
 
-def _put(vector: str) -> str:
+def put(vector: str) -> str:
     guarded = "".join(f"if (x + {u}u < params.n) {{ store(y + x + {u}u, v[{u}]); }}\n" for u in range(4))
     return f"fn put(y: u32, x: u32, v: {vector}) {{\n{guarded}}}\n"

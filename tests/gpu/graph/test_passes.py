@@ -445,7 +445,8 @@ def test_what_does_not_fold_into_a_convolution(nodes: list[onnx.NodeProto], outp
 def test_half_precision_weights_are_left_alone() -> None:
     model = build(
         [node("Conv", ["x", "w"], ["h"]), node("Mul", ["h", "k"], ["y"])],
-        w=W.astype(np.float16), k=CHANNEL.astype(np.float16),
+        w=W.astype(np.float16),
+        k=CHANNEL.astype(np.float16),
     )
     assert fold_affine(model.graph) == 0
 

@@ -296,10 +296,20 @@ def branch(name: str, *nodes: onnx.NodeProto, output: str) -> onnx.GraphProto:
 
 
 def test_nested_graphs_capture_the_same_values() -> None:
-    inner = node("If", ["c"], ["r"], then_branch=branch("t2", node("Neg", ["x"], ["q"]), output="q"),
-                 else_branch=branch("e2", output="h"))
-    outer = node("If", ["c"], ["y"], then_branch=branch("t", inner, output="r"),
-                 else_branch=branch("e", node("Relu", ["h"], ["r"]), output="r"))
+    inner = node(
+        "If",
+        ["c"],
+        ["r"],
+        then_branch=branch("t2", node("Neg", ["x"], ["q"]), output="q"),
+        else_branch=branch("e2", output="h"),
+    )
+    outer = node(
+        "If",
+        ["c"],
+        ["y"],
+        then_branch=branch("t", inner, output="r"),
+        else_branch=branch("e", node("Relu", ["h"], ["r"]), output="r"),
+    )
     proto = make([node("Abs", ["x"], ["h"]), outer], [info("x", FLOAT, None), info("c", TensorProto.BOOL, [])])
     graph = plain(proto).graph
     x, h = graph.inputs[0], graph.nodes[0].outputs[0]
@@ -314,8 +324,11 @@ def test_nested_graphs_capture_the_same_values() -> None:
 def test_a_nested_graph_may_reuse_a_name() -> None:
     then = branch("t", node("Neg", ["x"], ["h"]), output="h")
     proto = make(
-        [node("Abs", ["x"], ["h"]), node("If", ["c"], ["z"], then_branch=then, else_branch=branch("e", output="h")),
-         node("Add", ["h", "z"], ["y"])],
+        [
+            node("Abs", ["x"], ["h"]),
+            node("If", ["c"], ["z"], then_branch=then, else_branch=branch("e", output="h")),
+            node("Add", ["h", "z"], ["y"]),
+        ],
         [info("x", FLOAT, None), info("c", TensorProto.BOOL, [])],
     )
     graph = plain(proto).graph
