@@ -52,7 +52,7 @@ def check_feeds(
         feeds: name -> array, or numbers (nested in lists) that become one.
 
     Raises:
-        InvalidInput: a name that is not known, a name that is missing, or a wrong dtype, rank or
+        InvalidInput: a name that is not known, a name that is missing (and is no optional), or a wrong dtype, rank or
             fixed dimension. Sizes of named dimensions are not compared with each other.
         TypeError: `feeds` is no mapping.
     """
@@ -63,7 +63,7 @@ def check_feeds(
         if name not in infos:
             raise InvalidInput(name, f"an input of the model: {_list(infos)}", "a name that it does not have")
     for info in inputs:
-        if info.name not in feeds:
+        if info.name not in feeds and not info.type.startswith("optional("):
             raise InvalidInput(info.name, _declared(info), "nothing")
     return {name: _check(infos[name], value) for name, value in feeds.items()}
 

@@ -186,10 +186,13 @@ class WebGpuEngine:
         model = self._model
         assert model is not None
         run.check()
-        feeds = {**model.defaults, **request.feeds}
+        feeds = {n: np.asarray(f) if isinstance(f, np.generic) else f for n, f in request.feeds.items()}
+        feeds = {**model.defaults, **feeds}
         for value in model.graph.inputs:
             if value.name not in feeds:
-                raise InvalidInput(value.name, "an array", "nothing")
+                if value.dtype is not None:
+                    raise InvalidInput(value.name, "an array", "nothing")
+                feeds[value.name] = None  # an optional input; the scheduler leaves out no other
         described = {v.name: describe(feeds[v.name]) for v in model.graph.inputs}
         block = self._plan(described, run.check, lambda *_: None)
         run.frame = {key: feeds[name] for name, key in block.inputs.items()}

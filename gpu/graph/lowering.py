@@ -58,13 +58,29 @@ class Lowering(Emission):
         if shown is None:
             value = self.known_value(tensor)
             if value is not None:
-                shown = Tensor(wide, tensor.shape, value=value.astype(wide))
+                shown = self.derive(tensor, ("held", wide), lambda array: array.astype(wide))
             elif self.is_lazy(tensor):
                 shown = self.map("x", {"x": tensor}, dtype=wide)
             else:
                 shown = self.retyped(tensor, wide)
             self._shown[tensor] = shown
         return shown
+
+    def derive(self, tensor: Tensor, key: object, make: Callable[[Array], Array]) -> Tensor:
+        """A known tensor made of another one's contents, once per session: its weights are uploaded once.
+
+        Args:
+            tensor: `known_value` is not None.
+            key: names what is made; with the tensor it identifies the result.
+            make: makes the contents.
+        """
+        made = tensor.derived.get(key)
+        if made is None:
+            value = self.known_value(tensor)
+            assert value is not None
+            array = np.asarray(make(value))
+            made = tensor.derived[key] = Tensor(array.dtype, array.shape, value=array)
+        return made
 
     def retyped(self, tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
         """The same bytes under another dtype that the device holds alike."""
@@ -95,7 +111,7 @@ class Lowering(Emission):
         made: list[Tensor | None] = []
         for tensor, dtype in zip(outputs, self.dtypes, strict=False):
             wide = None if dtype is None else HELD.get(dtype)
-            if tensor is None or dtype is None or wide is None or wide != HELD.get(tensor.dtype, tensor.dtype):
+            if tensor is None or dtype is None or dtype == tensor.dtype or wide != HELD.get(tensor.dtype, tensor.dtype):
                 made.append(tensor)
             elif self.known_value(tensor) is not None:
                 made.append(Tensor(dtype, tensor.shape, value=self.value(tensor).astype(dtype)))

@@ -245,8 +245,10 @@ class Planner:
             and all(v is not None or t is None for v, t in zip(values, inputs, strict=True))
             and not (cls is not None and _is_large(node, inputs, values))
         ):
-            self._note(walk, node, "folded", "known with the shapes of the inputs")
-            return [plan.constant(a) if isinstance(a, np.ndarray) else None for a in evaluate_host(node, values)], None
+            folded = evaluate_host(node, values)
+            if all(a is None or isinstance(a, np.ndarray) for a in folded):
+                self._note(walk, node, "folded", "known with the shapes of the inputs")
+                return [None if a is None else plan.constant(a) for a in folded], None
         why = "no kernel for it yet"
         if cls is not None and not _is_small(plan, node, inputs, values):
             before = len(plan.steps)
@@ -394,6 +396,6 @@ def _is_large(node: Node, inputs: Sequence[Tensor | None], values: Sequence[Arra
 
 def describe(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Dtype and shape of a value of the frame; object and () for what is no array."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return value.dtype, value.shape
     return np.dtype(object), ()

@@ -26,6 +26,8 @@ FAMILIES = tuple(
         "resize",
         "quantise",
         "scatter",
+        "order",
+        "scan",
     )
 )
 """The modules whose import fills the registry."""

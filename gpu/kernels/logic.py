@@ -8,7 +8,7 @@ import numpy as np
 from onnx import helper
 
 from ..errors import InvalidModel
-from ..graph.tensor import gpu_type
+from ..graph.tensor import HELD, NARROW, gpu_type
 from .elementwise import Binary, Elementwise, one_dtype, operands
 from .functions import IS_NAN
 from .registry import NoKernel, Operator, op
@@ -39,6 +39,8 @@ def cast(plan: Lowering, x: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
     """A tensor in another dtype, as NumPy converts. Raises NoKernel."""
     if x.dtype == dtype:
         return x
+    if dtype in HELD:
+        return plan.map(NARROW[dtype], {"x": cast(plan, x, HELD[dtype])}, dtype=dtype, label=dtype.name)
     kind = gpu_type(np.dtype(dtype))
     wgsl = "x" if kind == x.type else _CASTS.get((x.type or "", kind or ""))
     if wgsl is None:

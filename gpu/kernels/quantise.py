@@ -107,12 +107,11 @@ def quantised(
     if zero is not None:
         value += " + f32(z)"
         args["z"] = zero
-    held = HELD[dtype]
-    kind = "u32" if held == np.uint32 else "i32"
+    kind = "u32" if HELD[dtype] == np.uint32 else "i32"
     return plan.map(
         f"{kind}(clamp({value}, params.low, params.high))",
         args,
-        dtype=held,
+        dtype=dtype,
         shape=shape,
         params={"low": low, "high": high},
     )
@@ -132,7 +131,7 @@ def dynamic_range(plan: Lowering, x: Tensor) -> tuple[Tensor, Tensor]:
     quads = -(-x.size // 4)
     parts = min(256, -(-quads // 8))
     low, high = (plan.new(x.dtype, (parts,)) for _ in range(2))
-    scale, zero = plan.new(x.dtype, ()), plan.new(np.dtype(np.uint32), ())
+    scale, zero = plan.new(x.dtype, ()), plan.new(np.dtype(np.uint8), ())
     params: dict[str, int | float] = {"quads": quads, "size": x.size, "parts": parts}
     plan.dispatch(
         _extremes(), [plan.storage(x)], [plan.storage(t) for t in (low, high)], params, -(-parts // 8), flops=2.0 * x.size
