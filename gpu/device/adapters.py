@@ -5,16 +5,27 @@ Everything here may block for as long as the drivers like: call it in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import NoAdapter
 from ..graph.target import Target
 
-__all__ = ["DRIVER_LOCK", "AdapterInfo", "adapter_features", "choose_adapter", "list_adapters", "target_of"]
+__all__ = [
+    "DRIVER_LOCK",
+    "AdapterInfo",
+    "adapter_features",
+    "choose_adapter",
+    "driver_lock",
+    "list_adapters",
+    "target_of",
+]
 
 DRIVER_LOCK = threading.Lock()
 """Held while a process-wide thing of the drivers is made: instance, device, pipeline (they crash side by side)."""
@@ -25,6 +36,20 @@ HOW_TO_GET_ONE = (
     "or `pip install 'trionnx[cpu]'` and use backend=\"cpu\"."
 )
 NEEDED = "immediates"
+
+
+@contextlib.contextmanager
+def driver_lock() -> Iterator[None]:
+    """Hold `DRIVER_LOCK`, with the environment variable whose lack Mesa complains of on standard error."""
+    with DRIVER_LOCK:
+        missing = sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ
+        if missing:
+            os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+        try:
+            yield
+        finally:
+            if missing:
+                del os.environ["XDG_RUNTIME_DIR"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +81,7 @@ def list_adapters() -> list[AdapterInfo]:
 
     May block for as long as the drivers do.
     """
-    with DRIVER_LOCK:
+    with driver_lock():
         import wgpu
 
         found = wgpu.gpu.enumerate_adapters_sync()

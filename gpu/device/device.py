@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DeviceLost
 from ..kernels.kernel import Program
-from .adapters import DRIVER_LOCK, AdapterInfo, adapter_features, target_of
+from .adapters import DRIVER_LOCK, AdapterInfo, adapter_features, driver_lock, target_of
 from .subgroup import measure_subgroup
 
 __all__ = ["Device", "Pipeline"]
@@ -53,7 +53,7 @@ class Device:
             "max-storage-buffer-binding-size": self.target.max_binding_bytes,
             "max-buffer-size": info._adapter.limits["max-buffer-size"],
         }
-        with DRIVER_LOCK:
+        with driver_lock():
             self.native = info._adapter.request_device_sync(
                 label="trionnx", required_features=adapter_features(info), required_limits=limits
             )

@@ -16,13 +16,14 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import InvalidModel, UnsupportedOperator
-from ..host.reference import evaluate_host, infer_outputs
+from ..host.reference import evaluate_host, infer_dtypes, infer_outputs
 from ..kernels.registry import NoKernel, find
 from ..seam import Explained
 from .bodies import body_of
 from .lowering import Lowering, Undecided
 from .memory import Slots
 from .model import Model, Node, Value
+from .repeat import begin
 from .steps import Dispatch, HostCall, Step
 from .target import Target
 from .tensor import Array, Storage, Tensor
@@ -167,16 +168,14 @@ class Planner:
         plan = walk.plan
         while walk.scopes:
             scope = walk.scopes[-1]
-            if scope.at == len(scope.graph.nodes):
-                walk.scopes.pop()
-                if scope.node is not None:
-                    walk.leave(scope)
-                continue
             check()
-            node = scope.graph.nodes[scope.at]
-            plan.node, plan.op, plan.opset = node.name, node.op, node.opset
-            plan.outputs = len(node.outputs)
             try:
+                if scope.at == len(scope.graph.nodes):
+                    walk.leave()
+                    continue
+                node = scope.graph.nodes[scope.at]
+                plan.node, plan.op, plan.opset = node.name, node.op, node.opset
+                plan.outputs = len(node.outputs)
                 pending = self._node(walk, node)
             except Undecided as undecided:
                 key = plan.fetch(undecided.tensor)
@@ -215,6 +214,12 @@ class Planner:
             assert inputs[0] is not None
             self._enter(walk, node, bool(plan.value(inputs[0]).reshape(-1)[0]))
             return None
+        if node.op in ("Loop", "Scan"):
+            repeat = begin(plan, node, inputs)
+            if repeat is not None and repeat.turns:
+                self._note(walk, node, "view", f"{repeat.turns} turns, unrolled: see its body's nodes")
+                walk.repeat(repeat, node)
+                return None
         depth = len(walk.scopes)
         outputs, decision = self._lower(walk, node, inputs)
         if len(walk.scopes) > depth:
@@ -253,7 +258,7 @@ class Planner:
         if cls is not None and not _is_small(plan, node, inputs, values):
             before = len(plan.steps)
             try:
-                shown = plan.enter(inputs, lambda: tuple(o and o[0] for o in _described(node, inputs, values)))
+                shown = plan.enter(inputs, lambda: infer_dtypes(node, _types(inputs), values))
                 lowered = cls.of(node).lower(plan, *shown)
                 given = lowered if isinstance(lowered, tuple) else (lowered,)
                 outputs = plan.leave(given, moves=node.op in MOVES)
@@ -382,7 +387,11 @@ def _is_small(plan: Lowering, node: Node, inputs: Sequence[Tensor | None], value
 def _described(
     node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]
 ) -> list[tuple[np.dtype[Any], tuple[int, ...]] | None]:
-    return infer_outputs(node, [None if t is None else (t.dtype, t.shape) for t in inputs], values)
+    return infer_outputs(node, _types(inputs), values)
+
+
+def _types(inputs: Sequence[Tensor | None]) -> list[tuple[np.dtype[Any], tuple[int, ...]] | None]:
+    return [None if t is None else (t.dtype, t.shape) for t in inputs]
 
 
 def _is_large(node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]) -> bool:

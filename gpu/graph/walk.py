@@ -5,6 +5,7 @@ This file knows how values live and die, and nothing of operators.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from ..seam import Explained
 from .lowering import Lowering
 from .memory import Slots
 from .model import Graph, Node, Value
+from .repeat import Repeat, go_on
 from .tensor import Storage, Tensor
 
 __all__ = ["Scope", "Walk", "captures"]
@@ -20,11 +22,16 @@ __all__ = ["Scope", "Walk", "captures"]
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A graph being walked: the main one, or a branch whose outputs become those of `node`."""
+    """A graph being walked: the main one, or one whose outputs become those of `node`.
+
+    Attributes:
+        at: the node that is next. repeat: the loop whose body it is.
+    """
 
     graph: Graph
     at: int = 0
     node: Node | None = None
+    repeat: Repeat | None = None
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -48,7 +55,7 @@ class Walk:
 
     def fork(self) -> Walk:
         """A walk that goes on from here by itself."""
-        scopes = [Scope(s.graph, s.at, s.node) for s in self.scopes]
+        scopes = [Scope(s.graph, s.at, s.node, s.repeat and s.repeat.fork()) for s in self.scopes]
         return Walk(
             self.plan.fork(),
             self.slots.fork(),
@@ -97,19 +104,51 @@ class Walk:
             self.bind(value, tensor)
         self.scopes.append(Scope(graph, node=node))
 
-    def leave(self, scope: Scope) -> None:
-        """The graph is walked through: its outputs are those of its node."""
+    def repeat(self, repeat: Repeat, node: Node) -> None:
+        """Go on with the first turn of a loop."""
+        self.enter(repeat.graph, node, repeat.inputs(self.plan))
+        self.scopes[-1].repeat = repeat
+
+    def leave(self) -> None:
+        """The innermost graph is walked through: its outputs are its node's, unless it is walked again.
+
+        Raises:
+            Undecided: whether it is walked again, only the run knows.
+        """
+        scope = self.scopes[-1]
         node = scope.node
-        assert node is not None
+        if node is None:
+            self.scopes.pop()
+            return
+        plan, repeat = self.plan, scope.repeat
+        plan.node, plan.op, plan.opset = node.name, node.op, node.opset
         tensors = [self.tensor(v) for v in scope.graph.outputs]
+        if repeat is not None:
+            again = go_on(plan, repeat, tensors)
+            held = Counter(tensors)  # they are read on, by way of `repeat`
+            plan.uses.update({t: plan.uses.get(t, 0) + n for t, n in held.items()})
+            for value in scope.graph.outputs:
+                self.consume(value)
+            if again:
+                scope.at = 0
+                self.count(scope.graph)
+                for value, tensor in zip(scope.graph.inputs, repeat.inputs(plan), strict=True):
+                    self.bind(value, tensor)
+            else:
+                tensors = repeat.outputs(plan)
+            plan.uses.update({t: plan.uses[t] - n for t, n in held.items()})
+            if again:
+                return
+        self.scopes.pop()
         outputs = node.outputs
         if len(tensors) < len(outputs):  # the body of a function has just those that are read
             outputs = tuple(v for v in outputs if v is not None)
-        for output, tensor in zip(outputs, tensors, strict=True):
+        for output, tensor in zip(outputs, tensors, strict=False):
             if output is not None:
                 self.bind(output, tensor)
-        for value in scope.graph.outputs:
-            self.consume(value)
+        if repeat is None:
+            for value in scope.graph.outputs:
+                self.consume(value)
         self.release(node)
 
     def release(self, node: Node) -> None:
@@ -139,6 +178,10 @@ class Walk:
         plan = self.plan
         found: set[Storage] = set()
         stack = list(self.env.values())
+        for scope in self.scopes:
+            if scope.repeat is not None:
+                stack += [t for tensors in scope.repeat.scans for t in tensors]
+                stack += [t for t, _, _ in scope.repeat.given]
         seen: set[Tensor] = set()
         while stack:
             tensor = stack.pop()

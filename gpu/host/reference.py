@@ -22,7 +22,7 @@ from .control import CONTROL, evaluate_control
 from .protobuf import captured, node_proto, tensor_type
 from .table import Array
 
-__all__ = ["evaluate_host", "evaluate_reference", "infer_outputs"]
+__all__ = ["evaluate_host", "evaluate_reference", "infer_dtypes", "infer_outputs"]
 
 _MAX_IR = 10
 _SMALL = 1024
@@ -185,10 +185,30 @@ def infer_outputs(
         One entry per output; None where the shape depends on values that are not known, where the
         output is no tensor, or where inference fails. Never raises for a valid node.
     """
-    unknown: list[tuple[np.dtype[Any], tuple[int, ...]] | None] = [None] * len(node.outputs)
+    made = _infer(node, inputs, values)
+    return [_known(made.get(f"o{i}")) for i in range(len(node.outputs))]
+
+
+def infer_dtypes(
+    node: Node,
+    inputs: Sequence[tuple[np.dtype[Any], Sequence[int]] | None],
+    values: Sequence[Array | None],
+) -> tuple[np.dtype[Any] | None, ...]:
+    """Dtype of each output of a node, also where its shape is not known; None as in `infer_outputs`."""
+    made = _infer(node, inputs, values)
+    kinds = [made.get(f"o{i}") for i in range(len(node.outputs))]
+    return tuple(_dtype(kind.tensor_type) if kind is not None and kind.HasField("tensor_type") else None for kind in kinds)
+
+
+def _infer(
+    node: Node,
+    inputs: Sequence[tuple[np.dtype[Any], Sequence[int]] | None],
+    values: Sequence[Array | None],
+) -> Mapping[str, onnx.TypeProto]:
+    """What onnx infers of a node whose outputs are o0, o1, ...; nothing where it fails."""
     present = [i < len(inputs) and inputs[i] is not None for i in range(len(node.inputs))]
     if any(v is not None and not there for v, there in zip(node.inputs, present, strict=True)):
-        return unknown
+        return {}
     try:
         schema = onnx.defs.get_schema(node.op, node.opset, node.domain)
         key = ("proto", *present)
@@ -204,16 +224,24 @@ def infer_outputs(
             if value is not None and value.size <= _SMALL and not value.dtype.hasobject:
                 data[f"i{i}"] = onnx.numpy_helper.from_array(value)
         imports = [onnx.OperatorSetIdProto(domain=d, version=v) for d, v in _versions(node).items()]
-        made = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, None, imports, _MAX_IR)
+        made: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
+            schema, proto, types, data, None, imports, _MAX_IR
+        )
     except Exception:
-        return unknown
-    return [_known(made.get(f"o{i}")) for i in range(len(node.outputs))]
+        return {}
+    return made
 
 
 def _known(proto: onnx.TypeProto | None) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
         return None
-    kind = proto.tensor_type
-    if kind.elem_type == TensorProto.UNDEFINED or any(not d.HasField("dim_value") for d in kind.shape.dim):
+    dtype, dims = _dtype(proto.tensor_type), proto.tensor_type.shape.dim
+    if dtype is None or any(not d.HasField("dim_value") for d in dims):
         return None
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), tuple(d.dim_value for d in kind.shape.dim)
+    return dtype, tuple(d.dim_value for d in dims)
+
+
+def _dtype(kind: onnx.TypeProto.Tensor) -> np.dtype[Any] | None:
+    if kind.elem_type == TensorProto.UNDEFINED:
+        return None
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))

@@ -21,7 +21,11 @@ __all__ = ["ERF", "IS_NAN", "LOG", "TANH", "arcsine", "log1p", "sine"]
 # By its bits: drivers may take it that floats are never NaN, and then x != x is false.
 IS_NAN = "(bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u"
 LOG = "select(select(log({x}), -params.inf, {x} == 0.0), params.nan, {x} < 0.0)"
-TANH = "tanh(clamp({x}, -15.0, 15.0))"
+TANH = (
+    "select(sign({x}) * (1.0 - 2.0 / (exp(2.0 * min(abs({x}), 15.0)) + 1.0)), fma({x} * ({x} * {x}), fma({x} * {x},"
+    " fma({x} * {x}, fma({x} * {x}, fma({x} * {x}, -5.70498872745e-3, 2.06390887954e-2), -5.37397155531e-2),"
+    " 1.33314422036e-1), -3.33332819422e-1), {x}), abs({x}) < 0.625)"
+)
 _ERF_BIG = (
     "sign(x) * (1.0 - exp(((((((-1.72853470e-5 * {t} + 3.83197126e-4) * {t} - 3.88396438e-3) * {t}"
     " + 2.42546219e-2) * {t} - 1.06777877e-1) * {t} - 6.34846687e-1) * {t} - 1.28717512e-1) * {t} - {t}))"

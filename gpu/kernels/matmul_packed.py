@@ -81,7 +81,7 @@ def packed_product(plan: Lowering, a: Tensor, zero: Tensor | None, b: Packed, sh
     k4, n4, chunks = -(-k // 4), -(-n // 4), -(-k // b.chunk)
     if plan.target.cpu and k4 + chunks > MOST_TURNS:
         raise NoKernel(f"{k} terms")
-    tile = choose_tile(1, m, n, 0)
+    tile = choose_tile(1, m, n, plan.target.subgroup)
     hardware = not plan.target.cpu
     variant = _Variant(tile, a.type or "", b.bits, b.signed, b.zeros is not None, b.scales is not None, n % 4 == 0)
     reads = [plan.storage(padded_rows(plan, plan.view(a, (m, k)), k) if not hardware else a)]
@@ -100,9 +100,9 @@ def packed_product(plan: Lowering, a: Tensor, zero: Tensor | None, b: Packed, sh
         params |= {"column_tiles": -(-n4 // 16), "tiles": 0}
         groups = -(-n4 // 16) * -(-m // rows)
         return plan.pending(_shared_kernel(variant, rows), reads, params, groups, dtype, shape, flops=flops)
-    row_tiles, column_tiles = -(-m // tile.rows), -(-n4 // tile.columns)
+    row_tiles, column_tiles = -(-m // tile.rows), -(-n4 // (tile.columns * tile.lanes))
     params |= {"column_tiles": column_tiles, "tiles": row_tiles * column_tiles}
-    groups = -(-row_tiles * column_tiles // LANES)
+    groups = -(-row_tiles * column_tiles // (LANES if tile.lanes == 1 else 1))
     return plan.pending(_register_kernel(variant), reads, params, groups, dtype, shape, flops=flops)
 
 
@@ -172,31 +172,35 @@ _PARAMS = ("m", "n", "n4", "k", "k4", "chunk", "chunks", "zero_step", "column_ti
 
 @lru_cache
 def _register_kernel(v: _Variant) -> Kernel:
-    rows, columns = range(v.tile.rows), range(v.tile.columns)
-    lines = [
-        "let t = group * 8u + lane;",
-        "if (t < params.tiles) {",
-        f"let first = t % params.column_tiles * {v.tile.columns}u;",
+    rows, columns, lanes = range(v.tile.rows), range(v.tile.columns), v.tile.lanes
+    loads = range(v.tile.rows // lanes)
+    shared = lanes > 1  # by the invocations of a subgroup, see Tile
+    lines = ["let t = group;"] if shared else ["let t = group * 8u + lane;", "if (t < params.tiles) {"]
+    lines += [
+        f"let first = t % params.column_tiles * {v.tile.columns * lanes}u{' + lane' * shared};",
         f"let row = t / params.column_tiles * {v.tile.rows}u;",
         "let z = 0u;",
         "" if v.scaled else "let za = f32(zero[0]);",
     ]
-    lines += [f"let r{i} = min(row + {i}u, params.m - 1u) * params.k4;" for i in rows]
-    lines += [f"let n{j} = min(first + {j}u, params.n4 - 1u);" for j in columns]
+    lines += [f"let r{i} = min(row + {i * lanes}u{' + lane' * shared}, params.m - 1u) * params.k4;" for i in loads]
+    lines += [f"let n{j} = min(first + {j * lanes}u, params.n4 - 1u);" for j in columns]
     lines += [f"var c{i}_{j} = vec4<{v.result}>();" for i in rows for j in columns]
     lines += ["var q = 0u;", "for (var s = 0u; s < params.chunks; s++) {"]
     lines += [f"var p{i}_{j} = vec4f();" for i in rows for j in columns]
     if v.zeros:
         lines += [f"let zb{j} = zeros[s * params.zero_step + n{j}];" for j in columns]
     lines += ["for (let stop = min(q + params.chunk, params.k4); q < stop; q++) {"]
-    lines += [f"let a{i} = vec4f(a[r{i} + q]){'' if v.scaled else ' - za'};" for i in rows]
+    lines += [f"let {'l' * shared or 'a'}{i} = vec4f(a[r{i} + q]){'' if v.scaled else ' - za'};" for i in loads]
     for u in range(4):
         for j in columns:
             if v.bits == 8 or u % 2 == 0:
                 lines.append(f"let w{u}_{j} = {v.word(f'{u}u', 'q', f'n{j}')};")
             word = f"w{u}_{j}" if v.bits == 8 else f"w{u // 2 * 2}_{j}"
             lines.append(f"let b{u}_{j} = {v.unpacked(word, f'{u % 2}u')}{f' - zb{j}' if v.zeros else ''};")
-        lines += [f"p{i}_{j} = fma(vec4f(a{i}[{u}]), b{u}_{j}, p{i}_{j});" for i in rows for j in columns]
+    for i in rows:
+        if shared:
+            lines.append(f"let a{i} = subgroupBroadcast(l{i // lanes}, {i % lanes}u);")
+        lines += [f"p{i}_{j} = fma(vec4f(a{i}[{u}]), b{u}_{j}, p{i}_{j});" for u in range(4) for j in columns]
     lines.append("}")
     for j in columns:
         if v.scaled:
@@ -204,15 +208,15 @@ def _register_kernel(v: _Variant) -> Kernel:
             lines += [f"c{i}_{j} = fma(p{i}_{j}, sb{j}, c{i}_{j});" for i in rows]
         else:
             lines += [f"c{i}_{j} += vec4<i32>(p{i}_{j});" for i in rows]
-    lines += ["}", *stores(v.tile, v.even_n), "}"]
+    lines += ["}", *stores(v.tile, v.even_n), "" if shared else "}"]
     return Kernel(
-        f"matmul_{v.name}_{v.tile.rows}x{v.tile.columns * 4}",
+        f"matmul_{v.name}_{v.tile.rows}x{v.tile.columns * lanes * 4}",
         "\n".join(lines),
         reads=v.reads(True),
         params=tuple((name, "u32") for name in _PARAMS),
         result=v.result,
         width=4 if v.even_n else 1,
-        lanes=LANES,
+        lanes=lanes if shared else LANES,
         functions="" if v.even_n else put(f"vec4<{v.result}>"),
     )
 

@@ -129,7 +129,7 @@ def dynamic_range(plan: Lowering, x: Tensor) -> tuple[Tensor, Tensor]:
     if x.type != "f32" or not x.size:
         raise NoKernel(f"no kernel for {x.dtype.name}{list(x.shape)}")
     quads = -(-x.size // 4)
-    parts = min(256, -(-quads // 8))
+    parts = min(256, -(-quads // 32) * 4)
     low, high = (plan.new(x.dtype, (parts,)) for _ in range(2))
     scale, zero = plan.new(x.dtype, ()), plan.new(np.dtype(np.uint8), ())
     params: dict[str, int | float] = {"quads": quads, "size": x.size, "parts": parts}
@@ -168,15 +168,17 @@ if (t < params.parts) {
 
 @lru_cache
 def _range() -> Kernel:
-    body = """var l = 0.0; var h = 0.0;
-for (var i = 0u; i < params.parts; i++) { l = min(l, low[i]); h = max(h, high[i]); }
+    body = """var l4 = vec4f(); var h4 = vec4f();
+for (var i = 0u; i < params.parts / 4u; i++) { l4 = min(l4, low[i]); h4 = max(h4, high[i]); }
+let l = min(min(l4.x, l4.y), min(l4.z, l4.w));
+let h = max(max(h4.x, h4.y), max(h4.z, h4.w));
 let s = select(h - l, 1.0, h == l) / 255.0;
 scale[0] = s;
 zero[0] = u32(round(clamp(0.0 - l / s, 0.0, 255.0)));"""
     return Kernel(
         "dynamic_range",
         body,
-        reads=(Binding("low"), Binding("high")),
+        reads=(Binding("low", "vec4f"), Binding("high", "vec4f")),
         writes=(Binding("scale"), Binding("zero", "u32")),
         params=(("parts", "u32"),),
         result=None,

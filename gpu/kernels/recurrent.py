@@ -1,14 +1,15 @@
-"""LSTM and GRU: the inputs' products for all time steps at once, then one dispatch per time step."""
+"""RNN, GRU and LSTM: the inputs' products for all time steps at once, then one dispatch per time step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from .kernel import Binding, Kernel
+from .recurrent_plain import GATES, Cell, activations, lower_plain
 from .registry import NoKernel, Operator, op
 from .window import bad
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.tensor import Array, Storage, Tensor
 
-__all__ = ["GRU", "LSTM"]
+__all__ = ["GRU", "LSTM", "RNN"]
 
 _F32 = np.dtype(np.float32)
 _ROWS = 8
@@ -131,61 +132,81 @@ def _pack_recurrent(weights: Array, bias: Array | None, gates: int, carried: Seq
 
 
 class _Recurrent(Operator):
-    """What LSTM and GRU share.
+    """What the three share.
 
-    `carried`: gates whose recurrent bias may be added to the input's.
+    `carried`: gates whose recurrent bias may be added to the input's. `default`: activation functions.
     """
 
-    cell = ""
-    gates = 0
-    states = 1
-    carried: tuple[int, ...] = ()
+    cell: ClassVar[str]
+    states: ClassVar[int] = 1
+    carried: ClassVar[tuple[int, ...]] = ()
+    default: ClassVar[tuple[str, ...]]
 
     hidden_size: int
     direction: str
     layout: int
     clip: float | None
     activations: Sequence[str]
+    activation_alpha: Sequence[float]
+    activation_beta: Sequence[float]
 
-    def _refuse(self, default: Sequence[str]) -> None:
-        if self.layout:
-            raise NoKernel("no kernel for layout 1")
-        if self.clip:
-            raise NoKernel("no kernel for clip")
-        names = [name.lower() for name in self.activations]
-        if names and names != [name.lower() for name in default] * (2 if self.direction == "bidirectional" else 1):
-            raise NoKernel(f"no kernel for the activations {list(self.activations)}")
+    @property
+    def gates(self) -> int:
+        """Gates."""
+        return GATES[self.cell]
+
+    def _quick(self, plan: Lowering, weights: Sequence[Tensor | None]) -> bool:
+        """Whether the quick kernels do: known weights, ONNX's own functions, nothing special."""
+        names = tuple(name.lower() for name in self.activations)
+        return (
+            not self.layout
+            and self.clip is None
+            and (not names or names == self.default * (2 if self.direction == "bidirectional" else 1))
+            and all(t is None or plan.known_value(t) is not None for t in weights)
+        )
 
     def _lower(
         self, plan: Lowering, x: Tensor | None, w: Tensor | None, r: Tensor | None, b: Tensor | None,
-        lengths: Tensor | None, initial: Sequence[Tensor | None],
+        lengths: Tensor | None, initial: Sequence[Tensor | None], peepholes: Tensor | None = None, *,
+        quick: bool = True, linear: bool = False, coupled: bool = False,
     ) -> tuple[Tensor, ...]:
         if x is None or w is None or r is None:
             raise bad(plan, "the inputs X, W and R", "fewer")
         directions = 2 if self.direction == "bidirectional" else 1
         if x.rank != 3 or w.rank != 3 or r.rank != 3:
             raise bad(plan, "X, W and R of 3 dimensions", [x.rank, w.rank, r.rank])
-        time, batch, inputs = x.shape
+        time, batch, inputs = x.shape if not self.layout else (x.shape[1], x.shape[0], x.shape[2])
         hidden = r.shape[2]
         rows = self.gates * hidden
+        start = (batch, directions, hidden) if self.layout else (directions, batch, hidden)
         for name, tensor, shape in (
             ("W", w, (directions, rows, inputs)),
             ("R", r, (directions, rows, hidden)),
             ("B", b, (directions, 2 * rows)),
-            *((f"initial state {n}", tensor, (directions, batch, hidden)) for n, tensor in enumerate(initial)),
+            ("P", peepholes, (directions, 3 * hidden)),
+            ("sequence_lens", lengths, (batch,)),
+            *((f"initial state {n}", tensor, start) for n, tensor in enumerate(initial)),
         ):
             if tensor is not None and tensor.shape != shape:
                 raise bad(plan, f"{name} of shape {list(shape)}", list(tensor.shape))
         if self.hidden_size and self.hidden_size != hidden:
             raise bad(plan, f"hidden_size {hidden} as in R", self.hidden_size)
-        if lengths is not None:
-            known = plan.known_value(lengths)
-            if known is None or (known != time).any():
-                raise NoKernel("no kernel for sequence_lens")
+        if self.direction not in ("forward", "reverse", "bidirectional"):
+            raise bad(plan, "direction forward, reverse or bidirectional", self.direction)
         if x.dtype != np.float32:
             raise NoKernel(f"no kernel for {x.dtype}")
-        if any(t is not None and plan.known_value(t) is None for t in (w, r, b)):
-            raise NoKernel("weights that only the run knows")
+        known = None if lengths is None else plan.known_value(lengths)
+        if known is not None and (known == time).all():
+            lengths = None
+        if not (quick and lengths is None and peepholes is None and not coupled and self._quick(plan, (w, r, b))):
+            functions, params = activations(plan, self.activations, self.activation_alpha, self.activation_beta,
+                                            self.default, directions)
+            if self.clip is not None:
+                params["clip"] = self.clip
+            cell = Cell(self.cell, functions, self.clip is not None, lengths is not None, linear, peepholes is not None,
+                        coupled)
+            return lower_plain(plan, cell, params, x, w, r, b, lengths, initial, peepholes, layout=self.layout,
+                               reverse=self.direction == "reverse")
         units = -(-hidden // 4) * 4
         bias = None if b is None else plan.known_value(b)
         key = (self.cell, b, units)
@@ -270,24 +291,23 @@ class LSTM(_Recurrent):
     """
 
     cell = "lstm"
-    gates = 4
     states = 2
     carried = (0, 1, 2, 3)
+    default = ("sigmoid", "tanh", "tanh")
 
     hidden_size: int = 0
     direction: str = "forward"
     layout: int = 0
     clip: float | None = None
     activations: Sequence[str] = ()
+    activation_alpha: Sequence[float] = ()
+    activation_beta: Sequence[float] = ()
     input_forget: int = 0
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Add the product and one dispatch per time step."""
         x, w, r, b, lengths, h, c, peepholes = (*inputs, *(None,) * 8)[:8]
-        self._refuse(("Sigmoid", "Tanh", "Tanh"))
-        if peepholes is not None or self.input_forget:
-            raise NoKernel("no kernel for peepholes and input_forget")
-        return self._lower(plan, x, w, r, b, lengths, (h, c))
+        return self._lower(plan, x, w, r, b, lengths, (h, c), peepholes, coupled=bool(self.input_forget))
 
 
 @op("GRU", since=7)
@@ -295,24 +315,48 @@ class GRU(_Recurrent):
     """z, r = sigm(X W + h R + B);  n = tanh(X W + r (h R + Rb) + Wb);  h = (1 - z) n + z h.
 
     X: [T, B, I] f32, W: [D, 3H, I], R: [D, 3H, H], B: [D, 6H], initial_h: [D, B, H] -> Y: [T, D, B, H], Y_h: [D, B, H].
-    Only with linear_before_reset, as PyTorch and Keras write it.
+    Without linear_before_reset, n = tanh(X W + (r h) R + Wb + Rb).
     """
 
     cell = "gru"
-    gates = 3
     carried = (0, 1)
+    default = ("sigmoid", "tanh")
 
     hidden_size: int = 0
     direction: str = "forward"
     layout: int = 0
     clip: float | None = None
     activations: Sequence[str] = ()
+    activation_alpha: Sequence[float] = ()
+    activation_beta: Sequence[float] = ()
     linear_before_reset: int = 0
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """Add the product and one or two dispatches per time step."""
+        x, w, r, b, lengths, h = (*inputs, *(None,) * 6)[:6]
+        linear = bool(self.linear_before_reset)
+        return self._lower(plan, x, w, r, b, lengths, (h,), quick=linear, linear=linear)
+
+
+@op("RNN", since=7)
+class RNN(_Recurrent):
+    """h = tanh(X W + h R + B).
+
+    X: [T, B, I] f32, W: [D, H, I], R: [D, H, H], B: [D, 2H], initial_h: [D, B, H] -> Y: [T, D, B, H], Y_h: [D, B, H].
+    """
+
+    cell = "rnn"
+    default = ("tanh",)
+
+    hidden_size: int = 0
+    direction: str = "forward"
+    layout: int = 0
+    clip: float | None = None
+    activations: Sequence[str] = ()
+    activation_alpha: Sequence[float] = ()
+    activation_beta: Sequence[float] = ()
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Add the product and one dispatch per time step."""
         x, w, r, b, lengths, h = (*inputs, *(None,) * 6)[:6]
-        self._refuse(("Sigmoid", "Tanh"))
-        if not self.linear_before_reset:
-            raise NoKernel("no kernel for linear_before_reset 0")
-        return self._lower(plan, x, w, r, b, lengths, (h,))
+        return self._lower(plan, x, w, r, b, lengths, (h,), quick=False)

@@ -156,3 +156,69 @@ def test_every_node_is_explained(parse):
     assert where["Flatten"] == "view"
     assert where["NonZero"] == "host"
     assert all(e.why for e in planner.explained)
+
+
+LOOP = """g (float[2,3] x, int64 n, bool c) => (float[2,3] y, float[A,2,3] z) { d = Add(x, x) y, z = Loop (n, c, x) <
+body = b (int64 i, bool k, float[2,3] v) => (bool k2, float[2,3] w, float[2,3] s) {
+f = Cast<to=1>(i) a = Add(v, d) w = Mul(a, f) s = Relu(w) t = ReduceMax<keepdims=0>(w) k2 = Less(t, limit) }> }"""
+
+
+def right_loop(x, turns, limit):
+    v, scans, d = x, [], x + x
+    for i in range(turns):
+        v = (v + d) * np.float32(i)
+        scans.append(np.maximum(v, 0))
+        if v.max() >= limit:
+            break
+    return v, np.stack(scans)
+
+
+@pytest.mark.parametrize(("turns", "limit"), [(1, 1e9), (5, 1e9), (5, 20.0), (3, -1.0)])
+def test_loops_are_unrolled_and_stop_where_values_say(open_model, parse, turns, limit):
+    text = LOOP.replace("limit", "l").replace("f = Cast", f"l = Constant<value_float={limit}>() f = Cast")
+    driver = open_model(parse(text))
+    x = np.array([[1, -2, 3], [4, 0, -6]], np.float32)
+    for _ in range(2):
+        y, z = driver.run({"x": x, "n": np.array(turns), "c": np.array(True)})
+        expected_y, expected_z = right_loop(x, turns, limit)
+        np.testing.assert_allclose(y, expected_y, rtol=1e-6)
+        np.testing.assert_allclose(z, expected_z, rtol=1e-6)
+    where = {e.op: e.where for e in driver.engine.explain()}
+    assert where["Add"] == where["Mul"] == "gpu"
+    assert where["Loop"] != "host"
+
+
+def test_a_loop_of_no_turns(open_model, parse):
+    driver = open_model(
+        parse(
+            "g (float[2] x, int64 n) => (float[2] y) <bool yes = {1}> { y = Loop (n, yes, x) <"
+            "body = b (int64 i, bool c, float[2] v) => (bool k, float[2] w) { k = Identity(c) w = Add(v, v) }> }"
+        )
+    )
+    x = np.array([1, 2], np.float32)
+    for turns in (0, 2, 0):
+        (y,) = driver.run({"x": x, "n": np.array(turns)})
+        np.testing.assert_array_equal(y, x * 2**turns)
+
+
+@pytest.mark.parametrize("backward", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scans(open_model, parse, rng, axis, backward):
+    driver = open_model(
+        parse(
+            f"g (float[3] s, float[A,B] x) => (float[3] t, float[C,D] y) {{ t, y = Scan (s, x) <num_scan_inputs=1,"
+            f" scan_input_axes=[{axis}], scan_input_directions=[{backward}], scan_output_axes=[{axis}],"
+            f" scan_output_directions=[{backward}],"
+            " body = b (float[3] v, float[3] r) => (float[3] w, float[3] o) { w = Add(v, r) o = Mul(w, r) }> }"
+        )
+    )
+    x, s = rng.standard_normal((5, 3), np.float32), rng.standard_normal(3, np.float32)
+    state, made = s, []
+    for row in x[::-1] if backward else x:
+        state = state + row
+        made.append(state * row)
+    expected = np.stack(made[::-1] if backward else made, axis)
+    t, y = driver.run({"s": s, "x": np.ascontiguousarray(x.T) if axis else x})
+    np.testing.assert_allclose(t, state, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    assert all(e.where != "host" for e in driver.engine.explain())

@@ -58,12 +58,96 @@ def test_large_sums_do_not_overflow(cases, variant, rng):
     cases.check()
 
 
-def test_what_has_no_kernel_runs_on_the_host(cases, rng):
-    x, w, r = (rng.standard_normal(s, np.float32) / 2 for s in ((3, 2, 4), (1, 12, 4), (1, 12, 4)))
-    cases.add("GRU", x, w, r, known=(1, 2), outputs=2, hidden_size=4)
-    x, w, r = (rng.standard_normal(s, np.float32) / 2 for s in ((3, 2, 4), (1, 16, 4), (1, 16, 4)))
-    cases.add("LSTM", x, w, r, outputs=3, hidden_size=4)
-    cases.check(host=["GRU", "LSTM"])
+STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
+ROWS = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def add_any(cases, rng, op, *, direction="forward", fed=(), lengths=None, states=False, peepholes=False, want=None, **attrs):
+    """A small cell; `fed`: the weights are feeds."""
+    time, batch, inputs, hidden = 5, 3, 4, 6
+    count = 2 if direction == "bidirectional" else 1
+    rows = ROWS[op] * hidden
+
+    def some(*shape):
+        return rng.standard_normal(shape, np.float32) / 2
+
+    arrays = [some(time, batch, inputs), some(count, rows, inputs), some(count, rows, hidden), some(count, 2 * rows)]
+    arrays += [lengths, *(some(count, batch, hidden) if states else None for _ in range(STATES[op]))]
+    if peepholes:
+        arrays.append(some(count, 3 * hidden))
+    wanted = want and want(arrays)
+    cases.add(op, *arrays, known=() if fed else (1, 2, 3), outputs=1 + STATES[op], tol=1e-5, hidden_size=hidden,
+              direction=direction, want=wanted, **attrs)
+
+
+DIRECTIONS = ("forward", "reverse", "bidirectional")
+
+
+@pytest.mark.parametrize("op", ROWS)
+def test_weights_that_only_the_run_knows(cases, rng, variant, op):
+    for direction, states in itertools.product(DIRECTIONS, (False, True)):
+        add_any(cases, rng, op, direction=direction, fed=True, states=states)
+    cases.check()
+
+
+@pytest.mark.parametrize("op", ROWS)
+def test_sequences_of_their_own_lengths(cases, rng, variant, op):
+    for direction in DIRECTIONS:
+        for lengths in ([5, 2, 1], [3, 5, 4]):
+            add_any(cases, rng, op, direction=direction, lengths=np.array(lengths, np.int32), states=True)
+    cases.check()
+
+
+@pytest.mark.parametrize("reset", [0, 1])
+def test_resetting_before_and_after_the_product(cases, rng, variant, reset):
+    for direction in DIRECTIONS:
+        add_any(cases, rng, "GRU", direction=direction, linear_before_reset=reset)
+        add_any(cases, rng, "GRU", direction=direction, linear_before_reset=reset, clip=0.3, states=True)
+    cases.check()
+
+
+def test_peepholes_and_clipped_and_coupled_gates(cases, rng, variant):
+    for direction in DIRECTIONS:
+        add_any(cases, rng, "LSTM", direction=direction, peepholes=True, states=True)
+        add_any(cases, rng, "LSTM", direction=direction, clip=0.25)
+        add_any(cases, rng, "LSTM", direction=direction, input_forget=1)
+    cases.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "beta"),
+    [("Relu", (), ()), ("Sigmoid", (), ()), ("Affine", (0.5,), (0.1,)), ("LeakyRelu", (0.2,), ()),
+     ("ThresholdedRelu", (0.3,), ()), ("ScaledTanh", (0.7,), (1.2,)), ("HardSigmoid", (0.3,), (0.4,)),
+     ("Elu", (0.8,), ()), ("Softsign", (), ()), ("Softplus", (), ())],
+)
+def test_activation_functions(cases, rng, name, alpha, beta):
+    given = {key: list(value) for key, value in (("activation_alpha", alpha), ("activation_beta", beta)) if value}
+    add_any(cases, rng, "RNN", activations=[name], **given)
+    add_any(cases, rng, "LSTM", activations=["HardSigmoid", "Tanh", "Relu"])
+    add_any(cases, rng, "RNN", direction="bidirectional", activations=["Relu", "Tanh"])
+    cases.check()
+
+
+@pytest.mark.parametrize("op", ROWS)
+def test_batch_first(cases, rng, variant, op):
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    for direction in DIRECTIONS:
+
+        def want(arrays, direction=direction):
+            made = [f"o{k}" for k in range(1 + STATES[op])]
+            arrays[0] = arrays[0].transpose(1, 0, 2).copy()
+            arrays[5:] = [None if a is None else a.transpose(1, 0, 2).copy() for a in arrays[5:]]
+            names = ["" if a is None else f"i{k}" for k, a in enumerate(arrays)]
+            node = helper.make_node(op, names, made, hidden_size=6, direction=direction, layout=1)
+            given = [helper.make_tensor_value_info(n, 1, None) for n in names if n]
+            graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info(n, 1, None) for n in made])
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+            return ReferenceEvaluator(model).run(None, {n: a for n, a in zip(names, arrays, strict=True) if n})
+
+        add_any(cases, rng, op, direction=direction, states=True, want=want, layout=1)
+    cases.check()
 
 
 def test_steps_are_dispatches(open_model, parse, rng):
