@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import InvalidModel
 from ..kernels.kernel import Epilogue, Kernel, link, pack_params
-from ..kernels.registry import NoKernel
+from ..kernels.registry import NoKernel, TooLarge
 from . import fuse
 from .steps import Copy, Dispatch, Fetch, Step, Upload
 from .target import Target
@@ -101,7 +101,7 @@ class Emission:
         kind = gpu_type(np.dtype(dtype))
         if kind is None:
             raise NoKernel(f"no GPU type for {dtype}")
-        tensor = Tensor(np.dtype(dtype), tuple(shape))
+        tensor = self._fits(Tensor(np.dtype(dtype), tuple(shape)))
         self.placed[tensor] = Storage(self._nbytes(tensor))
         return tensor
 
@@ -116,6 +116,7 @@ class Emission:
             return placed
         if tensor.type is None:
             raise NoKernel(f"no GPU type for {tensor.dtype}")
+        self._fits(tensor)
         value = self.known_value(tensor)
         if value is not None:
             return self.weight(tensor, "plain", lambda array: array)
@@ -228,6 +229,8 @@ class Emission:
         made = Tensor(
             dtype, shape, apply=Apply(wgsl, tuple(args), tensors, tuple((params or {}).items()), label or self.op)
         )
+        for tensor in (made, *tensors):
+            self._fits(tensor)
         for arg in tensors:
             self.uses[arg] = self.uses.get(arg, 0) + 1
         self._limit(made)
@@ -257,9 +260,8 @@ class Emission:
         """
         assert kernel.result is not None
         assert len(reads) == len(kernel.reads)
-        return Tensor(
-            np.dtype(dtype), tuple(shape), pending=Pending(kernel, tuple(reads), dict(params), groups, flops, self.node)
-        )
+        waiting = Pending(kernel, tuple(reads), dict(params), groups, flops, self.node)
+        return self._fits(Tensor(np.dtype(dtype), tuple(shape), pending=waiting))
 
     def dispatch(
         self,
@@ -409,6 +411,13 @@ class Emission:
         )
         self.node = node
         return out
+
+    def _fits(self, tensor: Tensor) -> Tensor:
+        """Refuse, while there is a way round, what no dispatch could see in one piece. Raises TooLarge."""
+        nbytes, limit = self._nbytes(tensor), self.target.max_binding_bytes
+        if nbytes > limit:
+            raise TooLarge(f"{nbytes} bytes are over the adapter's limit of {limit} for one buffer that a shader sees")
+        return tensor
 
     def _nbytes(self, tensor: Tensor) -> int:
         return _padded(tensor.size * 4)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import InvalidModel, UnsupportedOperator
 from ..host.reference import evaluate_host, infer_dtypes, infer_outputs
-from ..kernels.registry import NoKernel, find
+from ..kernels.registry import NoKernel, TooLarge, find
 from ..seam import Explained
 from .bodies import body_of
 from .lowering import Lowering, Undecided
@@ -262,6 +262,8 @@ class Planner:
                 lowered = cls.of(node).lower(plan, *shown)
                 given = lowered if isinstance(lowered, tuple) else (lowered,)
                 outputs = plan.leave(given, moves=node.op in MOVES)
+            except TooLarge as refusal:
+                return self._host(walk, node, inputs, values, str(refusal))
             except NoKernel as refusal:
                 why = str(refusal)
             else:
@@ -354,9 +356,7 @@ class Planner:
 def _host_call(node: Node, count: int, names: Sequence[str]) -> Callable[[Sequence[Array | None]], Sequence[Any]]:
     if not names:
         return lambda arrays: evaluate_host(node, arrays)
-    return lambda arrays: evaluate_host(
-        node, arrays[:count], dict(zip(names, (a for a in arrays[count:] if a is not None), strict=True))
-    )
+    return lambda arrays: evaluate_host(node, arrays[:count], dict(zip(names, arrays[count:], strict=True)))
 
 
 def _is_integral(inputs: Sequence[Tensor | None]) -> bool:

@@ -105,9 +105,14 @@ def _pow(node: Node, inputs: Inputs) -> list[Array]:
 
 @op("BitShift")
 def _bit_shift(node: Node, inputs: Inputs) -> list[Array]:
+    """A shift by all bits or more gives 0; of a negative number to the right, -1."""
     a, b = inputs
-    shifted = (np.left_shift if node.attrs["direction"] == "LEFT" else np.right_shift)(a, b)
-    return [np.where(b >= a.dtype.itemsize * 8, np.zeros((), a.dtype), shifted)]
+    bits = a.dtype.itemsize * 8
+    far = (b >= bits) | (b < 0)
+    within = np.where(far, np.zeros((), b.dtype), b)
+    if node.attrs["direction"] == "LEFT":
+        return [np.where(far, np.zeros((), a.dtype), np.left_shift(a, within))]
+    return [np.where(far, np.where(a < 0, -1, 0).astype(a.dtype), np.right_shift(a, within))]
 
 
 @op("Clip")

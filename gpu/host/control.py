@@ -20,7 +20,7 @@ CONTROL = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
 
 
 def evaluate_control(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], evaluate: Evaluate) -> list[Any]:
-    """Compute an If, a Loop, or a Scan (opset 9 and later).
+    """Compute an If, a Loop, or a Scan.
 
     Args:
         node: the node.
@@ -37,7 +37,7 @@ def evaluate_control(node: Node, inputs: Sequence[Any], outer: Mapping[Value, An
             return _run(taken, [], outer, evaluate)
         case "Loop":
             return _loop(node, inputs, outer, evaluate)
-    return _scan(node, inputs, outer, evaluate)
+    return (_scan if node.opset >= 9 else _batched_scan)(node, inputs, outer, evaluate)
 
 
 def _true(node: Node, condition: Any) -> bool:
@@ -132,3 +132,27 @@ def _scan(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], evaluat
         ordered = items[::-1] if back else items
         stacked.append(_stack(node, ordered, axis_of(axis, ordered[0].ndim + 1)))
     return [*states, *stacked]
+
+
+def _batched_scan(
+    node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], evaluate: Evaluate
+) -> list[Any]:
+    """Scan of opset 8: sequences of several lengths in a batch, padded with zeros; axis 0 is the batch."""
+    lengths, *given = inputs
+    count, directions = node.attrs["num_scan_inputs"], node.attrs.get("directions")
+    attrs = {"body": node.attrs["body"], "num_scan_inputs": count}
+    if directions:
+        attrs["scan_input_directions"] = directions
+    single = Node(node.op, node.domain, 9, node.name, node.inputs[1:], node.outputs, attrs)
+    states = len(given) - count
+    longest = given[states].shape[1]
+    rows: list[list[Any]] = []
+    for i in range(len(given[states])):
+        length = longest if lengths is None else int(lengths[i])
+        if not 0 <= length <= longest:
+            raise InvalidData(node.name, f"Scan: sequence {i} is {length} long, of {longest}")
+        turn = [x[i] if n < states else x[i, :length] for n, x in enumerate(given)]
+        made = _scan(single, turn, outer, evaluate)
+        rest = [(0, longest - length)]
+        rows.append([x if n < states else np.pad(x, rest + [(0, 0)] * (x.ndim - 1)) for n, x in enumerate(made)])
+    return [_stack(node, list(column), 0) for column in zip(*rows, strict=True)]

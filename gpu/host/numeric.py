@@ -16,12 +16,12 @@ import numpy as np
 
 from ..errors import InvalidData, InvalidModel
 from ..graph.model import Node
-from . import arithmetic, indexing, ml, movement, neural, reductions, windows
+from . import arithmetic, indexing, ml, movement, neural, reductions, sequences, windows
 from .table import TABLE, Array
 
 __all__ = ["evaluate", "has_numeric"]
 
-_FAMILIES = (arithmetic, indexing, ml, movement, neural, reductions, windows)
+_FAMILIES = (arithmetic, indexing, ml, movement, neural, reductions, sequences, windows)
 _STRUCTURAL = frozenset(
     (
         *("Shape", "Size", "Gather", "GatherElements", "GatherND", "Reshape", "Concat", "Identity", "Unsqueeze"),
@@ -55,12 +55,15 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Array] | None:
     function = TABLE.get((node.domain, node.op))
     if function is None:
         return None
-    for x in inputs:
-        if x is not None and (not isinstance(x, np.ndarray) or (x.dtype.hasobject and node.op not in _STRUCTURAL)):
-            return None
+    if node.op not in sequences.TAKES_ANYTHING:
+        for x in inputs:
+            if x is not None and (not isinstance(x, np.ndarray) or (x.dtype.hasobject and node.op not in _STRUCTURAL)):
+                return None
     try:
         with np.errstate(all="ignore"):
             made = function(node, inputs)
+    except InvalidData:
+        raise
     except (ValueError, IndexError, ZeroDivisionError, OverflowError, KeyError, AttributeError, TypeError) as error:
         if not _complete(node, inputs):
             why = f"node {node.name!r} ({node.op}): a required attribute or input is missing"

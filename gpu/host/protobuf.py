@@ -16,20 +16,20 @@ __all__ = ["captured", "node_proto", "tensor_type"]
 
 
 def captured(node: Node) -> list[Value]:
-    """The values that a node's nested graphs take from the graphs around it, constants too."""
+    """The values that a node's nested graphs take from the graphs around it, constants not among them."""
     found: dict[Value, None] = {}
 
     def walk(graph: Graph, own: set[Value]) -> None:
         own = own | set(graph.inputs)
         for inner in graph.nodes:
             for value in inner.inputs:
-                if value is not None and value not in own:
+                if value is not None and value not in own and value.const is None:
                     found[value] = None
             for nested in inner.graphs():
                 walk(nested, own)
             own.update(v for v in inner.outputs if v is not None)
         for value in graph.outputs:
-            if value not in own:
+            if value not in own and value.const is None:
                 found[value] = None
 
     for graph in node.graphs():
@@ -65,10 +65,18 @@ def node_proto(node: Node, present: Iterable[bool], outer: Sequence[Value] = ())
 
 
 def _graph(graph: Graph, names: dict[Value, str]) -> GraphProto:
-    def name(value: Value) -> str:
-        return names.setdefault(value, f"v{len(names)}")
-
     out = GraphProto(name=graph.name or "graph")
+    held: set[str] = set()
+
+    def name(value: Value) -> str:
+        known = names.setdefault(value, f"v{len(names)}")
+        if value.const is not None and known not in held:
+            held.add(known)
+            tensor = _tensor(value.const)
+            tensor.name = known
+            out.initializer.append(tensor)
+        return known
+
     for value in graph.inputs:
         out.input.add(name=name(value), type=TypeProto() if value.dtype is None else tensor_type(value.dtype))
     for node in graph.nodes:

@@ -57,15 +57,14 @@ def evaluate_host(
         return _evaluate(node, inputs, {}, check)
     given: dict[Value, Any] = {}
     for value in captured(node):
-        if value.const is None:
-            if context is None or value.name not in context:
-                raise KeyError(f"node {node.name!r} needs {value.name!r} from the graph around it")
-            given[value] = context[value.name]
+        if context is None or value.name not in context:
+            raise KeyError(f"node {node.name!r} needs {value.name!r} from the graph around it")
+        given[value] = context[value.name]
     return _evaluate(node, inputs, given, check)
 
 
 def _evaluate(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], check: Callable[[], None]) -> list[Any]:
-    if (node.domain, node.op) in CONTROL and not (node.op == "Scan" and node.opset < 9):
+    if (node.domain, node.op) in CONTROL:
 
         def evaluate(inner: Node, given: Sequence[Any], around: Mapping[Value, Any]) -> list[Any]:
             check()
@@ -99,7 +98,7 @@ def evaluate_reference(node: Node, inputs: Sequence[Any], outer: Mapping[Value, 
     evaluator, taken = prepared
     feeds = {f"i{i}": x for i, x in enumerate(given) if x is not None}
     for i, value in enumerate(taken):
-        feeds[f"c{i}"] = (outer or {})[value] if value.const is None else value.const
+        feeds[f"c{i}"] = (outer or {})[value]
     try:
         with np.errstate(all="ignore"):
             made = evaluator.run(None, feeds)
@@ -118,7 +117,7 @@ def _prepare(node: Node, inputs: Sequence[Any]) -> tuple[ReferenceEvaluator, lis
     graph = onnx.GraphProto(name="step")
     graph.node.append(node_proto(node, [x is not None for x in inputs], outer))
     named = [(f"i{i}", x.dtype if isinstance(x, np.ndarray) else None) for i, x in enumerate(inputs) if x is not None]
-    named += [(f"c{i}", v.dtype if v.const is None else v.const.dtype) for i, v in enumerate(outer)]
+    named += [(f"c{i}", v.dtype) for i, v in enumerate(outer)]
     for name, dtype in named:
         graph.input.add(name=name, type=onnx.TypeProto() if dtype is None else tensor_type(dtype))
     for name in graph.node[0].output:

@@ -201,19 +201,20 @@ class BitwiseNot(Elementwise):
 
 @op("BitShift", since=11)
 class BitShift(Binary):
-    """z = x << y or x >> y; 0 where y > 31."""
+    """z = x << y or x >> y; 0 (-1 for a negative x to the right) where y < 0 or y > 31."""
 
     direction: str
-    types = "u32"
+    types = "i32 u32"
 
     def pick(self, tensor: Tensor) -> str:
         """The expression for a tensor's dtype. Raises NoKernel, InvalidModel."""
-        if tensor.type != "u32":
+        if tensor.type not in ("i32", "u32"):
             raise NoKernel(f"no kernel for {tensor.dtype.name}")
         if self.direction not in ("LEFT", "RIGHT"):
             raise InvalidModel(f"BitShift: expected direction LEFT or RIGHT, got {self.direction!r}")
         sign = "<<" if self.direction == "LEFT" else ">>"
-        return f"select(x {sign} (y & 31u), 0u, y > 31u)"
+        beyond = "x >> 31u" if tensor.type == "i32" and sign == ">>" else "x - x"
+        return f"select(x {sign} (u32(y) & 31u), {beyond}, u32(y) > 31u)"
 
 
 @op("IsNaN", since=9)

@@ -351,6 +351,7 @@ class SpaceToDepth(Operator):
     """y = blocks of pixels laid out as channels: [n, c, h * b, w * b] -> [n, b * b * c, h, w]."""
 
     blocksize: int
+    mode: str = "DCR"
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
         """Copy."""
@@ -360,4 +361,5 @@ class SpaceToDepth(Operator):
         n, c, h, w = x.shape
         if h % b or w % b:
             raise InvalidModel(f"node {plan.node!r} (SpaceToDepth): {h} by {w} pixels do not make blocks of {b} by {b}")
-        return _permuted(plan, x, (n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4), (n, c * b * b, h // b, w // b))
+        perm = (0, 3, 5, 1, 2, 4) if self.mode == "DCR" else (0, 1, 3, 5, 2, 4)
+        return _permuted(plan, x, (n, c, h // b, b, w // b, b), perm, (n, c * b * b, h // b, w // b))

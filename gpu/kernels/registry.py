@@ -11,11 +11,15 @@ if TYPE_CHECKING:
     from ..graph.model import Node
     from ..graph.tensor import Tensor
 
-__all__ = ["NoKernel", "Operator", "find", "op"]
+__all__ = ["NoKernel", "Operator", "TooLarge", "find", "op"]
 
 
 class NoKernel(Exception):
     """An operator's kernel does not do this case: it becomes a host step. The text says why."""
+
+
+class TooLarge(NoKernel):
+    """A tensor is larger than what the adapter lets a shader see: no other kernel would do either."""
 
 
 class Operator:

@@ -1,4 +1,4 @@
-"""Resize and Upsample: every mode but antialiasing, from tables of taps per axis.
+"""Resize and Upsample, from tables of taps per axis.
 
 Which input elements an output element takes, and with what weights, is worked out on the CPU
 for each axis by itself; the kernels only follow the tables.
@@ -75,7 +75,9 @@ def coordinates(transform: str, size: int, out: int, scale: float, start: float,
         case "tf_half_pixel_for_nn":
             return (o + half) / f
         case "align_corners":
-            return o * np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.zeros_like(o)
+            # With scales given, the corner that is aligned may lie in the middle of an element.
+            length = out if abs(scale * size - out) < 1e-3 else scale * size
+            return o * np.float32(size - 1) / np.float32(length - 1) if length != 1 else np.zeros_like(o)
         case "asymmetric":
             return o / f
         case "half_pixel_symmetric":
@@ -118,6 +120,26 @@ def cubic_taps(x: Array, size: int, coefficient: float, exclude_outside: bool) -
         weight = np.where((index < 0) | (index >= size), 0.0, weight)
         weight /= weight.sum(axis=1, keepdims=True)
     return index.clip(0, size - 1), weight
+
+
+def antialias_taps(mode: str, x: Array, size: int, scale: float, coefficient: float,
+                   exclude_outside: bool) -> tuple[Array, Array]:
+    """Indices and weights of all neighbours under a kernel stretched by 1 / scale, scale < 1."""
+    reach = 1 if mode == "linear" else 2
+    first = math.floor(-reach / scale) + 1
+    offsets = np.arange(first, 2 - first)
+    base = np.ceil(x).astype(np.int64) - 1  # the left neighbour, also of a whole number
+    d = np.abs(scale * (offsets - (x - base)[:, None])).astype(np.float64)
+    if mode == "linear":
+        weight = np.clip(1 - d, 0, 1)
+    else:
+        a = coefficient
+        far = np.where(d < 2, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a, 0.0)
+        weight = np.where(d <= 1, ((a + 2) * d - (a + 3)) * d * d + 1, far)
+    index = base[:, None] + offsets
+    if exclude_outside:
+        weight = np.where((index < 0) | (index >= size), 0.0, weight)
+    return index.clip(0, size - 1), weight / weight.sum(axis=1, keepdims=True)
 
 
 @op("Resize", since=11)
@@ -188,11 +210,12 @@ class Resize(Operator):
             return self._nearest(plan, x, shape, taps)
         if self.mode not in ("linear", "cubic") or x.dtype != np.float32:
             raise NoKernel(f"mode {self.mode} for {x.dtype}")
-        if self.antialias and any(factor[a] < 1.0 for a in changed):
-            raise NoKernel("no kernel for antialias")
         # The axis that shrinks most goes first: less is left to do for the others.
         for a in sorted(changed, key=lambda a: shape[a] / max(x.shape[a], 1)):
-            if self.mode == "cubic":
+            if self.antialias and factor[a] < 1.0:
+                index, weight = antialias_taps(self.mode, places[a], x.shape[a], factor[a], self.cubic_coeff_a,
+                                               bool(self.exclude_outside))
+            elif self.mode == "cubic":
                 index, weight = cubic_taps(places[a], x.shape[a], self.cubic_coeff_a, bool(self.exclude_outside))
             else:
                 place = places[a].clip(0, max(x.shape[a] - 1, 0))

@@ -222,3 +222,25 @@ def test_scans(open_model, parse, rng, axis, backward):
     np.testing.assert_allclose(t, state, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
     assert all(e.where != "host" for e in driver.engine.explain())
+
+
+def test_what_no_shader_can_see_in_one_piece_is_the_hosts(open_model, parse, monkeypatch):
+    from dataclasses import replace
+
+    import trionnx.gpu.device.device as device_module
+
+    real = device_module.target_of
+    monkeypatch.setattr(device_module, "target_of", lambda info: replace(real(info), max_binding_bytes=4096))
+    driver = open_model(
+        parse(
+            "g (float[N] x, float[1] b) => (float[N] y, float[M] z)"
+            " { a = Add(x, b) y = Relu(a) z = Concat<axis=0>(b, b) }"
+        )
+    )
+    b = np.ones(1, np.float32)
+    for size, where in ((1024, "gpu"), (1025, "host")):
+        x = np.arange(size, dtype=np.float32) - 500
+        y, z = driver.run({"x": x, "b": b})
+        np.testing.assert_array_equal(y, np.maximum(x + 1, 0))
+        np.testing.assert_array_equal(z, [1, 1])
+        assert {e.op: e.where for e in driver.engine.explain()}["Relu"] == where

@@ -57,6 +57,7 @@ class Cases:
         outputs: int = 1,
         want: Any = None,
         tol: float = 2e-6,
+        domain: str = "",
         **attrs: Any,
     ) -> None:
         """Add a case: int64 inputs are known (initialisers) unless `fed`, others where `known` says."""
@@ -64,7 +65,7 @@ class Cases:
         shapes = {k for k, x in enumerate(arrays) if x is not None and x.dtype == np.int64}
         known = tuple({*known, *shapes} - set(fed))
         wanted = None if want is None else [np.asarray(w) for w in (want if isinstance(want, list) else [want])]
-        self.cases.append(Case(op, arrays, attrs, known, outputs, wanted, tol))
+        self.cases.append(Case(op, arrays, attrs, known, outputs, wanted, tol, domain))
 
     def model(self, cases: Sequence[tuple[int, Case]], opset: int) -> onnx.ModelProto:
         nodes, inputs, outputs, constants = [], [], [], []
@@ -81,7 +82,9 @@ class Cases:
                     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
                     inputs.append(helper.make_tensor_value_info(name, kind, x.shape))
         graph = helper.make_graph(nodes, "cases", inputs, outputs, constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+        domains = {case.domain for _, case in cases} - {""}
+        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
     def check(self, opset: int = 18, *, host: Sequence[str] = ()) -> None:
         """Run and compare. `host`: operators that may run as host steps."""
