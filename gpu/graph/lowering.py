@@ -7,6 +7,7 @@ and the ways between device and host. How steps are emitted and fused: emission.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -114,7 +115,7 @@ class Lowering(Emission):
             if tensor is None or dtype is None or dtype == tensor.dtype or wide != HELD.get(tensor.dtype, tensor.dtype):
                 made.append(tensor)
             elif self.known_value(tensor) is not None:
-                made.append(Tensor(dtype, tensor.shape, value=self.value(tensor).astype(dtype)))
+                made.append(self.derive(tensor, ("as", dtype), partial(np.ndarray.astype, dtype=dtype)))
             elif moves and not self.is_lazy(tensor):
                 made.append(self.retyped(tensor, dtype))
             else:

@@ -24,12 +24,12 @@ from ..seam import ModelMetadata, TensorInfo
 from .convert import Convert
 from .model import Model
 from .tensors import TensorFiles, element_type, map_file
-from .upgrade import upgrade
+from .upgrade import UPGRADED, upgrade
 from .wire import BLOB_KEY, RAW_DATA, Blob, Skeleton, skeleton
 
 __all__ = ["OLDEST_OPSET", "newest_opset", "read_model"]
 
-OLDEST_OPSET = 6
+OLDEST_OPSET = 1
 _PIECE = 4 << 20
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -82,9 +82,9 @@ def read_model(
     convert = Convert(label, opsets, TensorFiles(label, parts.blobs, folders, check), check, progress)
     overridable = proto.ir_version >= 4
     graph, defaults = convert.main(proto.graph, overridable)
-    if opsets.get("") == OLDEST_OPSET:
+    if opsets.get("", UPGRADED) < UPGRADED:
         upgrade(graph, check)
-        opsets[""] = OLDEST_OPSET + 1
+        opsets[""] = UPGRADED
     fixed = {t.name for t in proto.graph.initializer} | {s.values.name for s in proto.graph.sparse_initializer}
     infos = [_info(i) for i in proto.graph.input]
     model = Model(

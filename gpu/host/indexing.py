@@ -19,14 +19,14 @@ def _checked(indices: Array, n: int, axis: int) -> Array:
     return indices
 
 
-@op("Gather")
+@op("Gather", strings=True)
 def _gather(node: Node, inputs: Inputs) -> list[Array]:
     x, indices = inputs
     axis = axis_of(node.attrs.get("axis", 0), x.ndim)
     return [x.take(_checked(indices, x.shape[axis], axis), axis)]
 
 
-@op("GatherElements")
+@op("GatherElements", strings=True)
 def _gather_elements(node: Node, inputs: Inputs) -> list[Array]:
     x, indices = inputs
     axis = axis_of(node.attrs.get("axis", 0), x.ndim)
@@ -54,7 +54,7 @@ def _tuples(indices: Array, shape: tuple[int, ...], first: int) -> tuple[Array, 
     return tuple(_checked(indices[..., i], shape[first + i], first + i) for i in range(depth))
 
 
-@op("GatherND")
+@op("GatherND", strings=True)
 def _gather_nd(node: Node, inputs: Inputs) -> list[Array]:
     x, indices = inputs
     batch = node.attrs.get("batch_dims", 0)
@@ -69,7 +69,7 @@ def _gather_nd(node: Node, inputs: Inputs) -> list[Array]:
     return [x[(*grid, *places)]]
 
 
-@op("ScatterElements", "Scatter")
+@op("ScatterElements", "Scatter", strings=True)
 def _scatter_elements(node: Node, inputs: Inputs) -> list[Array] | None:
     x, indices, updates = inputs
     axis = axis_of(node.attrs.get("axis", 0), x.ndim)
@@ -79,7 +79,7 @@ def _scatter_elements(node: Node, inputs: Inputs) -> list[Array] | None:
     return _scatter(x, _grid(indices, axis, x.shape), updates, node.attrs.get("reduction", "none"))
 
 
-@op("ScatterND")
+@op("ScatterND", strings=True)
 def _scatter_nd(node: Node, inputs: Inputs) -> list[Array] | None:
     x, indices, updates = inputs
     return _scatter(x, _tuples(indices, x.shape, 0), updates, node.attrs.get("reduction", "none"))
@@ -131,7 +131,7 @@ def _top_k(node: Node, inputs: Inputs) -> list[Array]:
     return [np.take_along_axis(x, order, axis), order.astype(np.int64)]
 
 
-@op("Compress")
+@op("Compress", strings=True)
 def _compress(node: Node, inputs: Inputs) -> list[Array]:
     x, condition = inputs
     axis = node.attrs.get("axis")

@@ -14,7 +14,7 @@ from .table import Array, Inputs, axes_of, axis_of, op
 __all__: list[str] = []
 
 
-@op("Shape")
+@op("Shape", strings=True)
 def _shape(node: Node, inputs: Inputs) -> list[Array]:
     shape = inputs[0].shape
     if node.attrs:
@@ -22,22 +22,22 @@ def _shape(node: Node, inputs: Inputs) -> list[Array]:
     return [np.array(shape, np.int64)]
 
 
-@op("Size")
+@op("Size", strings=True)
 def _size(node: Node, inputs: Inputs) -> list[Array]:
     return [np.array(inputs[0].size, np.int64)]
 
 
-@op("Identity")
+@op("Identity", anything=True)
 def _identity(node: Node, inputs: Inputs) -> list[Array]:
     return [inputs[0]]
 
 
-@op("Concat")
+@op("Concat", strings=True)
 def _concat(node: Node, inputs: Inputs) -> list[Array]:
     return [np.concatenate(inputs, axis_of(node.attrs["axis"], inputs[0].ndim))]
 
 
-@op("Slice")
+@op("Slice", strings=True)
 def _slice(node: Node, inputs: Inputs) -> list[Array]:
     x = inputs[0]
     if node.opset < 10:
@@ -67,7 +67,7 @@ def _slice(node: Node, inputs: Inputs) -> list[Array]:
     return [x[tuple(index)]]
 
 
-@op("Split")
+@op("Split", strings=True)
 def _split(node: Node, inputs: Inputs) -> list[Array]:
     x = inputs[0]
     axis = axis_of(node.attrs.get("axis", 0), x.ndim)
@@ -85,7 +85,7 @@ def _split(node: Node, inputs: Inputs) -> list[Array]:
     return np.split(x, ends, axis)
 
 
-@op("Unsqueeze")
+@op("Unsqueeze", strings=True)
 def _unsqueeze(node: Node, inputs: Inputs) -> list[Array]:
     x, axes = inputs[0], axes_of(node, inputs, 1)
     if axes is None:
@@ -98,7 +98,7 @@ def _unsqueeze(node: Node, inputs: Inputs) -> list[Array]:
     return [x.reshape([1 if i in new else next(old) for i in range(rank)])]
 
 
-@op("Squeeze")
+@op("Squeeze", strings=True)
 def _squeeze(node: Node, inputs: Inputs) -> list[Array]:
     x, axes = inputs[0], axes_of(node, inputs, 1)
     gone = {i for i, d in enumerate(x.shape) if d == 1} if axes is None else {axis_of(a, x.ndim) for a in axes}
@@ -108,7 +108,7 @@ def _squeeze(node: Node, inputs: Inputs) -> list[Array]:
     return [x.reshape([d for i, d in enumerate(x.shape) if i not in gone])]
 
 
-@op("Reshape")
+@op("Reshape", strings=True)
 def _reshape(node: Node, inputs: Inputs) -> list[Array]:
     x, target = inputs[0], inputs[1].reshape(-1).tolist()
     shape = list(target)
@@ -124,7 +124,7 @@ def _reshape(node: Node, inputs: Inputs) -> list[Array]:
     return [x.reshape(shape)]
 
 
-@op("Flatten")
+@op("Flatten", strings=True)
 def _flatten(node: Node, inputs: Inputs) -> list[Array]:
     x, axis = inputs[0], node.attrs.get("axis", 1)
     if not -x.ndim <= axis <= x.ndim:
@@ -133,18 +133,18 @@ def _flatten(node: Node, inputs: Inputs) -> list[Array]:
     return [x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))]
 
 
-@op("Transpose")
+@op("Transpose", strings=True)
 def _transpose(node: Node, inputs: Inputs) -> list[Array]:
     return [inputs[0].transpose(node.attrs.get("perm"))]
 
 
-@op("Expand")
+@op("Expand", strings=True)
 def _expand(node: Node, inputs: Inputs) -> list[Array]:
     x = inputs[0]
     return [np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(inputs[1].tolist())))]
 
 
-@op("Tile")
+@op("Tile", strings=True)
 def _tile(node: Node, inputs: Inputs) -> list[Array]:
     repeats = inputs[1].tolist()
     if len(repeats) != inputs[0].ndim:
@@ -186,7 +186,7 @@ def _cast(node: Node, inputs: Inputs) -> list[Array] | None:
     return [x.astype(dtype)]
 
 
-@op("Where")
+@op("Where", strings=True)
 def _where(node: Node, inputs: Inputs) -> list[Any]:
     condition, x, y = inputs
     return [np.where(condition, x, y)]

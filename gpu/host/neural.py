@@ -29,15 +29,6 @@ def _batch_normalization(node: Node, inputs: Inputs) -> list[Array] | None:
     return [(x * factor + (bias - mean * factor)).astype(x.dtype)]
 
 
-@op("Dropout")
-def _dropout(node: Node, inputs: Inputs) -> list[Array] | None:
-    """Without training: the input as it is, and a mask of ones."""
-    if len(inputs) > 2 and inputs[2] is not None and inputs[2].all():
-        return None
-    mask = np.ones(inputs[0].shape, np.bool_ if node.opset >= 10 else inputs[0].dtype)
-    return [inputs[0], mask][: len(node.outputs)]
-
-
 @op("GlobalMaxPool", "GlobalAveragePool")
 def _global_pool(node: Node, inputs: Inputs) -> list[Array]:
     x = inputs[0]
@@ -45,6 +36,36 @@ def _global_pool(node: Node, inputs: Inputs) -> list[Array]:
     if node.op == "GlobalMaxPool":
         return [x.max(axes, keepdims=True)]
     return [x.mean(axes, np.float64, keepdims=True).astype(x.dtype)]
+
+
+@op("GlobalLpPool")
+def _global_lp_pool(node: Node, inputs: Inputs) -> list[Array]:
+    """(sum of |x| ** p) ** (1 / p) over all but the first two dimensions."""
+    x, p = inputs[0], node.attrs.get("p", 2)
+    total = (np.abs(x.astype(np.float64)) ** p).sum(tuple(range(2, x.ndim)), keepdims=True)
+    return [(total ** (1 / p)).astype(x.dtype)]
+
+
+@op("MaxRoiPool")
+def _max_roi_pool(node: Node, inputs: Inputs) -> list[Array]:
+    """The maximum of each part of each region: x [n, c, h, w], regions [r, (n, x1, y1, x2, y2)] -> [r, c, *pooled]."""
+    x, regions = inputs
+    rows, columns = node.attrs["pooled_shape"]
+    out = np.zeros((len(regions), x.shape[1], rows, columns), x.dtype)
+    for r, (image, *corners) in enumerate(regions.astype(np.float64)):
+        if not 0 <= image < len(x):
+            raise ValueError(f"a region of image {int(image)}, there are {len(x)}")
+        left, top, right, bottom = (np.floor(c * node.attrs.get("spatial_scale", 1.0) + 0.5) for c in corners)
+        height, width = max(bottom - top + 1, 1) / rows, max(right - left + 1, 1) / columns
+        for i in range(rows):
+            y = [int(np.clip(v, 0, x.shape[2])) for v in (np.floor(i * height) + top, np.ceil((i + 1) * height) + top)]
+            for j in range(columns):
+                ends = (np.floor(j * width) + left, np.ceil((j + 1) * width) + left)
+                z = [int(np.clip(v, 0, x.shape[3])) for v in ends]
+                part = x[int(image), :, y[0] : y[1], z[0] : z[1]]
+                if part.size:
+                    out[r, :, i, j] = part.max((1, 2))
+    return [out]
 
 
 @op("DequantizeLinear")

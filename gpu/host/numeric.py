@@ -16,19 +16,12 @@ import numpy as np
 
 from ..errors import InvalidData, InvalidModel
 from ..graph.model import Node
-from . import arithmetic, indexing, ml, movement, neural, reductions, sequences, windows
-from .table import TABLE, Array
+from . import arithmetic, chance, indexing, ml, movement, neural, reductions, sequences, trees, windows
+from .table import ANYTHING, STRINGS, TABLE, Array
 
 __all__ = ["evaluate", "has_numeric"]
 
-_FAMILIES = (arithmetic, indexing, ml, movement, neural, reductions, sequences, windows)
-_STRUCTURAL = frozenset(
-    (
-        *("Shape", "Size", "Gather", "GatherElements", "GatherND", "Reshape", "Concat", "Identity", "Unsqueeze"),
-        *("Squeeze", "Transpose", "Slice", "Split", "Expand", "Tile", "Flatten", "Where", "ScatterND"),
-        *("ScatterElements", "Compress"),
-    )
-)
+_FAMILIES = (arithmetic, chance, indexing, ml, movement, neural, reductions, sequences, trees, windows)
 
 
 def has_numeric(node: Node) -> bool:
@@ -55,10 +48,8 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Array] | None:
     function = TABLE.get((node.domain, node.op))
     if function is None:
         return None
-    if node.op not in sequences.TAKES_ANYTHING:
-        for x in inputs:
-            if x is not None and (not isinstance(x, np.ndarray) or (x.dtype.hasobject and node.op not in _STRUCTURAL)):
-                return None
+    if not all(x is None or _takes(node, x) for x in inputs):
+        return None
     try:
         with np.errstate(all="ignore"):
             made = function(node, inputs)
@@ -72,6 +63,13 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Array] | None:
             raise
         raise InvalidData(node.name, f"{node.op}: {_line(error)}") from None
     return None if made is None else [_settled(x) for x in made]
+
+
+def _takes(node: Node, x: Any) -> bool:
+    key = (node.domain, node.op)
+    if not isinstance(x, np.ndarray):
+        return key in ANYTHING
+    return not x.dtype.hasobject or key in STRINGS
 
 
 def _settled(x: Any) -> Any:

@@ -9,17 +9,27 @@ import numpy as np
 
 from ..graph.model import Node
 
-__all__ = ["TABLE", "Array", "Function", "Inputs", "axes_of", "axis_of", "op"]
+__all__ = ["ANYTHING", "STRINGS", "TABLE", "Array", "Function", "Inputs", "axes_of", "axis_of", "op"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Inputs: TypeAlias = Sequence[Any]
 Function: TypeAlias = Callable[[Node, Inputs], "list[Any] | None"]
 
 TABLE: dict[tuple[str, str], Function] = {}
+STRINGS: set[tuple[str, str]] = set()
+ANYTHING: set[tuple[str, str]] = set()
 
 
-def op(*names: str, domain: str = "") -> Callable[[Function], Function]:
+def op(
+    *names: str, domain: str = "", strings: bool = False, anything: bool = False
+) -> Callable[[Function], Function]:
     """Register a function for operators: it takes the node and its inputs, None where left out.
+
+    Args:
+        names: the operators.
+        domain: their domain.
+        strings: it takes arrays of strings, too.
+        anything: it takes sequences and maps, too.
 
     It returns the outputs (arrays, or NumPy scalars), or None where it has no implementation for
     these. It raises ValueError or IndexError where values break the operator's rules.
@@ -28,6 +38,8 @@ def op(*names: str, domain: str = "") -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         for name in names:
             TABLE[domain, name] = function
+            STRINGS.update([(domain, name)] if strings or anything else [])
+            ANYTHING.update([(domain, name)] if anything else [])
         return function
 
     return register

@@ -259,7 +259,7 @@ class GroupNormalization(Operator):
         return plan.view(made, x.shape)
 
 
-@op("LayerNormalization", since=17)
+@op("LayerNormalization", since=1)
 class LayerNormalization(Operator):
     """y = (x - mean) / sqrt(var + epsilon) * scale + b over the dimensions from axis on."""
 

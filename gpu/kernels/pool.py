@@ -1,4 +1,4 @@
-"""MaxPool, AveragePool, GlobalAveragePool, GlobalMaxPool."""
+"""MaxPool, MaxUnpool, AveragePool, GlobalAveragePool, GlobalMaxPool."""
 
 from __future__ import annotations
 
@@ -9,20 +9,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..graph.tensor import contiguous_strides
+from .gather import flat_indices
 from .kernel import Binding, Kernel, Scalar
 from .registry import NoKernel, Operator, op
-from .window import MOST_TURNS, Axis, bad, windows
+from .scatter import scattered
+from .window import MOST_TURNS, Axis, bad, spread, windows
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.model import Node
-    from ..graph.tensor import Tensor
+    from ..graph.tensor import Array, Tensor
 
-__all__ = ["AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"]
+__all__ = ["AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "MaxUnpool", "pooled"]
 
 _NAMES = ("size", "out", "kernel", "stride", "dilation", "begin", "end")
 _PARAMS: tuple[tuple[str, Scalar], ...] = tuple((f"{name}{a}", "i32") for a in range(3) for name in _NAMES)
 
+
+_ARGMAX_START = (
+    "bitcast<f32>(params.lowest); var place = ((plane + s0 + t0 * d0) * params.size1 + s1 + t1 * d1) * params.size2"
+    " + s2 + t2 * d2",
+    "let x = X[u32(at)]; let wins = (x > value) | is_nan(x); value = select(value, x, wins);"
+    " place = select(place, at, wins);",
+)
+_COLUMNS = (
+    "plane * params.size1 * params.size2 + place / params.size2 / params.size1 % params.size0"
+    " + (place / params.size2 % params.size1 + place % params.size2 * params.size1) * params.size0"
+)
 
 _IS_NAN = "fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }\n"
 
@@ -47,6 +61,9 @@ let e{a} = min(params.kernel{a}, (max(params.size{a} - s{a}, 0) + d{a} - 1) / d{
                 "value"),
         "avg": ("0.0", "value += X[u32(at)];", f"value / f32({real})"),
         "padded": ("0.0", "value += X[u32(at)];", f"value / f32({counted})"),
+        "sum": ("0.0", "value += X[u32(at)];", "value"),
+        "rows": _ARGMAX_START + ("place",),
+        "columns": _ARGMAX_START + (_COLUMNS,),
     }[kind]
     body = f"""let i = group * {lanes}u + lane;
 if (i >= params.count) {{ return; }}
@@ -67,10 +84,20 @@ for (var a = t0; a < e0; a++) {{
 }}
 store(i, {end});"""
     params: tuple[tuple[str, Scalar], ...] = (("count", "u32"), ("lowest", "u32"), *_PARAMS)
-    return Kernel(f"pool_{kind}", body, (Binding("X"),), params=params, lanes=lanes, functions=_IS_NAN)
+    result = "i32" if kind in ("rows", "columns") else "f32"
+    return Kernel(f"pool_{kind}", body, (Binding("X"),), params=params, result=result, lanes=lanes, functions=_IS_NAN)
 
 
-def _pool(plan: Lowering, x: Tensor, axes: Sequence[Axis], kind: str) -> Tensor:
+def pooled(plan: Lowering, x: Tensor, axes: Sequence[Axis], kind: str) -> Tensor:
+    """What is made of each window.
+
+    Args:
+        plan: takes the kernel.
+        x: [N, C, spatial...], 1 to 3 spatial dimensions, f32.
+        axes: the window along each.
+        kind: "max", "sum", "avg" (the mean), "padded" (the mean, padding counted), or the place of the
+            maximum in x as int32, counted in "rows" or, within a plane, in "columns".
+    """
     axes = (Axis(1, 1),) * (3 - len(axes)) + tuple(axes)
     kernel = _pool_kernel(kind, 32 if plan.target.cpu else 64)
     shape = x.shape[:2] + tuple(axis.out for axis in axes[5 - x.rank :])
@@ -79,7 +106,8 @@ def _pool(plan: Lowering, x: Tensor, axes: Sequence[Axis], kind: str) -> Tensor:
     for a, axis in enumerate(axes):
         params |= {f"{name}{a}": getattr(axis, name) for name in _NAMES}
     flops = float(count * math.prod(axis.kernel for axis in axes))
-    return plan.pending(kernel, [plan.storage(x)], params, -(-count // kernel.lanes), x.dtype, shape, flops=8 * flops)
+    dtype = np.dtype(np.int32) if kind in ("rows", "columns") else x.dtype
+    return plan.pending(kernel, [plan.storage(x)], params, -(-count // kernel.lanes), dtype, shape, flops=8 * flops)
 
 
 def _floats(plan: Lowering, x: Tensor | None, lowest: int) -> Tensor:
@@ -101,7 +129,10 @@ def _windows(plan: Lowering, x: Tensor, pool: MaxPool | AveragePool) -> tuple[Ax
 
 @op("MaxPool", since=1)
 class MaxPool(Operator):
-    """Y = the largest element of each window; padding never wins.  X: [N, C, spatial...] f32 -> Y: [N, C, out...]."""
+    """Y = the largest element of each window; padding never wins.  X: [N, C, spatial...] f32 -> Y: [N, C, out...].
+
+    The second output is where in X it lies, int64.
+    """
 
     kernel_shape: Sequence[int] = ()
     strides: Sequence[int] = ()
@@ -110,24 +141,70 @@ class MaxPool(Operator):
     auto_pad: str = "NOTSET"
     ceil_mode: int = 0
 
+    storage_order: int = 0
+    places: bool = False
+
     @classmethod
     def of(cls, node: Node) -> Operator:
-        """Refuse a node whose second output is wanted."""
-        if len(node.outputs) > 1 and node.outputs[1] is not None:
-            raise NoKernel("no kernel for the Indices output")
-        return super().of(node)
+        """Note whether the second output is wanted."""
+        made = super().of(node)
+        assert isinstance(made, MaxPool)
+        made.places = len(node.outputs) > 1 and node.outputs[1] is not None
+        return made
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
         """Add the kernel; it may be fused onto."""
         x = _floats(plan, inputs[0], 3)
         axes = _windows(plan, x, self)
+        if self.places:
+            where = pooled(plan, x, axes, "columns" if self.storage_order else "rows")
+            return (pooled(plan, x, axes, "max"), plan.widen(where))
         if len(axes) > 1 and math.prod(axis.kernel for axis in axes) > 6 * len(axes):
             for a in range(len(axes)):
                 one = [Axis(size, size) for size in x.shape[2:]]
                 one[a] = axes[a]
-                x = _pool(plan, x, one, "max")
+                x = pooled(plan, x, one, "max")
             return (x,)
-        return (_pool(plan, x, axes, "max"),)
+        return (pooled(plan, x, axes, "max"),)
+
+
+@op("MaxUnpool", since=9)
+class MaxUnpool(Operator):
+    """Y = zeros, but the elements of X where the second input says.
+
+    X: [N, C, spatial...] f32; I: int64, places in a tensor of the size that MaxPool came from; output_shape: larger.
+    """
+
+    kernel_shape: Sequence[int] = ()
+    strides: Sequence[int] = ()
+    pads: Sequence[int] = ()
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Put the elements into zeros."""
+        x = _floats(plan, inputs[0], 3)
+        where, wanted = (*inputs[1:], None, None)[:2]
+        if where is None or where.shape != x.shape:
+            raise bad(plan, f"places of shape {list(x.shape)}", where)
+        rank = x.rank - 2
+        kernel, strides = (spread(plan, n, v, rank) for n, v in (("kernel_shape", self.kernel_shape),
+                                                                 ("strides", self.strides)))
+        pads = spread(plan, "pads", self.pads, 2 * rank, 0)
+        sizes = tuple((n - 1) * strides[a] - pads[a] - pads[a + rank] + kernel[a] for a, n in enumerate(x.shape[2:]))
+        source = x.shape[:2] + sizes
+        shape = source if wanted is None else tuple(plan.ints(wanted))
+        if len(shape) != x.rank or any(n < m for n, m in zip(shape, source, strict=True)):
+            raise bad(plan, f"an output_shape of at least {list(source)}", list(shape))
+        if not x.size:
+            return plan.map("x", {"x": plan.constant(np.zeros((), np.float32))}, shape=shape)
+        node, steps = plan.node, contiguous_strides(shape)
+
+        def place(array: Array) -> Array:
+            flat = flat_indices(node, array.reshape(-1, 1), (math.prod(source),))
+            parts = np.unravel_index(flat, source)
+            return sum((p * s for p, s in zip(parts, steps, strict=True)), np.zeros_like(flat))
+
+        zeros = plan.map("x", {"x": plan.constant(np.zeros((), np.float32))}, shape=shape)
+        return scattered(plan, zeros, (where,), place, x, 1, x.size, "none")
 
 
 @op("AveragePool", since=1)
@@ -153,7 +230,7 @@ class AveragePool(Operator):
             raise NoKernel("no kernel for so large a window")
         if all(axis.out == 1 and axis.kernel == axis.size and not axis.begin and not axis.end for axis in axes):
             return _rows(plan, x, "avg")
-        return _pool(plan, x, axes, "padded" if self.count_include_pad else "avg")
+        return pooled(plan, x, axes, "padded" if self.count_include_pad else "avg")
 
 
 _PART = 16384

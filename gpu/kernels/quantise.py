@@ -6,9 +6,11 @@ formed in f32 while they stay below 2 ** 24, else in pieces, and added up as i32
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "dequantised",
+    "digest",
     "dynamic_range",
     "integer_convolution",
     "integer_product",
@@ -79,6 +82,11 @@ def spread(plan: Lowering, t: Tensor, shape: Shape, axis: int, block: int = 0) -
 
 def _bad(plan: Lowering, expected: str, got: object) -> InvalidModel:
     return InvalidModel(f"node {plan.node!r} ({plan.op}): expected {expected}, got {got}")
+
+
+def digest(*arrays: Array | None) -> object:
+    """What stands for the contents of arrays in the key of something that is made of them."""
+    return tuple(None if t is None else hashlib.sha256(t.tobytes()).digest() for t in arrays)
 
 
 def _whole(plan: Lowering, *tensors: Tensor | None) -> None:
@@ -134,7 +142,12 @@ def dynamic_range(plan: Lowering, x: Tensor) -> tuple[Tensor, Tensor]:
     scale, zero = plan.new(x.dtype, ()), plan.new(np.dtype(np.uint8), ())
     params: dict[str, int | float] = {"quads": quads, "size": x.size, "parts": parts}
     plan.dispatch(
-        _extremes(), [plan.storage(x)], [plan.storage(t) for t in (low, high)], params, -(-parts // 8), flops=2.0 * x.size
+        _extremes(),
+        [plan.storage(x)],
+        [plan.storage(t) for t in (low, high)],
+        params,
+        -(-parts // 8),
+        flops=2.0 * x.size,
     )
     reads, writes = ([plan.storage(t) for t in pair] for pair in ((low, high), (scale, zero)))
     plan.dispatch(_range(), reads, writes, {"parts": parts}, 1)
@@ -210,10 +223,9 @@ def integer_product(
     raw = plan.raw[b_at]
     values = None if raw is None else plan.known_value(raw)
     zeros = None if b_zero is None else plan.known_value(b_zero)
-    one_zero = a_zero is None or a_zero.size == 1
-    if raw is not None and values is not None and values.dtype.itemsize == 1 and b.rank == 2 and one_zero:
-        if b_zero is None or zeros is not None:
-            return packed_product(plan, a, a_zero, _packed_bytes(raw, values, zeros), shape)
+    settled = b.rank == 2 and (b_zero is None or zeros is not None) and (a_zero is None or a_zero.size == 1)
+    if settled and raw is not None and values is not None and values.dtype.itemsize == 1:
+        return packed_product(plan, a, a_zero, _packed_bytes(raw, values, zeros), shape)
     left = a if a.rank > 1 else plan.view(a, (1, a.size))
     right = b if b.rank > 1 else plan.view(b, (b.size, 1))
     if a_zero is not None and a_zero.rank == 1 and a_zero.size > 1:
@@ -258,7 +270,8 @@ def integer_convolution(
         conv: its attributes.
         x: [n, c, spatial...], i32 or u32, bytes.
         w: [m, c / group, kernel...], the same; input number `w_at` of the node.
-        x_zero: one number. w_zero: one number, or one for each output channel.
+        x_zero: one number.
+        w_zero: one number, or one for each output channel.
         w_at: which input w is.
     """
     _whole(plan, x, w, x_zero, w_zero)
@@ -279,12 +292,13 @@ def integer_convolution(
     cuts = _cuts(255.0 * sums, 2.0**24)
     inputs = centred(plan, x, x_zero, np.float32)
     total: Tensor | None = None
-    for first, last in zip(cuts, cuts[1:], strict=False):
+    for first, last in pairwise(cuts):
         some, part = inputs, weights
         if len(cuts) > 2:
-            part = slices(plan, weights, {1: slice(first, last)}) if raw is None or values is None else plan.derive(
-                weights, (first, last), lambda array, f=first, t=last: array[:, f:t]
-            )
+            if plan.known_value(weights) is None:
+                part = slices(plan, weights, {1: slice(first, last)})
+            else:
+                part = plan.derive(weights, (first, last), partial(_channels, first=first, last=last))
             each = (x.shape[0], conv.group, w.shape[1], *x.shape[2:])
             some = slices(plan, plan.view(inputs, each), {2: slice(first, last)})
             some = plan.view(some, (x.shape[0], conv.group * (last - first), *x.shape[2:]))
@@ -295,6 +309,10 @@ def integer_convolution(
             total = plan.map("t + i32(y)", {"t": total, "y": made}, dtype=np.int32)
     assert total is not None
     return total
+
+
+def _channels(array: Array, first: int, last: int) -> Array:
+    return np.ascontiguousarray(array[:, first:last])
 
 
 def _cuts(sums: Array, most: float) -> list[int]:
@@ -344,17 +362,43 @@ class DequantizeLinear(Operator):
         """Add the expression to the plan."""
         x, scale = operands(plan, inputs, 2)
         zero = optional(inputs, 2)
-        _whole(plan, x, zero)
         if scale.type != "f32":
             raise NoKernel(f"no kernel for {scale.dtype.name}")
+        known = [None if t is None else plan.known_value(t) for t in (x, scale, zero)]
+        if known[0] is not None and known[1] is not None and (zero is None or known[2] is not None):
+            return self.once(plan, x, known[1], known[2])
+        _whole(plan, x, zero)
         scale = spread(plan, scale, x.shape, self.axis, self.block_size)
         zero = None if zero is None else spread(plan, zero, x.shape, self.axis, self.block_size)
         return dequantised(plan, x, scale, zero)
 
+    def once(self, plan: Lowering, x: Tensor, scale: Array, zero: Array | None) -> Tensor:
+        """Known weights, of any quantised dtype: done while planning, so that kernels can pack them."""
+        axis = plan.axis(self.axis, x.rank) if x.rank and scale.size > 1 else 0
+        for t in (scale, zero):
+            if t is not None:
+                spread(plan, plan.constant(t), x.shape, axis, self.block_size)
+
+        def repeated(t: Array) -> Array:
+            if self.block_size:
+                size = x.shape[axis]
+                return np.repeat(t, self.block_size, axis)[(slice(None),) * axis + (slice(0, size),)]
+            return t.reshape(()) if t.size == 1 else t.reshape(-1, *[1] * (x.rank - axis - 1))
+
+        def make(array: Array) -> Array:
+            whole = array.dtype.kind in "iu" and array.dtype.itemsize > 2
+            wide = array.astype(np.int64 if whole else np.float32)
+            if zero is not None:
+                wide = wide - repeated(zero).astype(wide.dtype)
+            return wide.astype(np.float32) * repeated(scale).astype(np.float32)
+
+        key = ("dequantised", self.axis, self.block_size, digest(scale, zero))
+        return plan.derive(plan.raw[0] or x, key, make)
+
 
 @op("DynamicQuantizeLinear", since=11)
 class DynamicQuantizeLinear(Operator):
-    """y = saturate(round(x / y_scale) + y_zero_point), uint8 over the range of x and 0: x: f32 -> y, y_scale, y_zero_point."""
+    """y = saturate(round(x / y_scale) + y_zero_point), uint8 over the range of x and 0: f32 -> all three."""
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Add the kernels and the expression."""

@@ -20,21 +20,31 @@ if TYPE_CHECKING:
 __all__ = ["softmax"]
 
 
-def softmax(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, log: bool) -> Tensor:
-    """Softmax, e ** x / sum(e ** x), or its logarithm, over the middle one of [outer, size, inner]."""
+LOWEST = 3.4028234e38
+"""No finite number is further from 0."""
+
+
+def softmax(
+    plan: Lowering, x: Tensor, outer: int, size: int, inner: int, log: bool, *, masked: bool = False
+) -> Tensor:
+    """Softmax, e ** x / sum(e ** x), or its logarithm, over the middle one of [outer, size, inner].
+
+    With `masked`, where there is nothing but -inf to sum up the result is 0, not NaN.
+    """
     if x.type != "f32":
         raise NoKernel(f"no kernel for {x.dtype.name}")
     if x.size == 0:
         return plan.new(x.dtype, x.shape)
     rows = outer * inner
+    infinity = LOWEST if masked else math.inf
     if not plan.target.cpu and inner == 1:
         kernel = _group_kernel(log)
-        return plan.pending(kernel, [plan.storage(x)], {"size": size, "infinity": math.inf}, outer, x.dtype, x.shape)
+        return plan.pending(kernel, [plan.storage(x)], {"size": size, "infinity": infinity}, outer, x.dtype, x.shape)
     if in_steps(rows, size):
         values = plan.view(x, (outer, size, inner))
         top = fold(plan, values, outer, size, inner, MAX, (outer, 1, inner))
         plan.storage(top)
-        powers = plan.map("exp(x - m)", {"x": values, "m": top})
+        powers = plan.map("exp(x - max(m, params.low))", {"x": values, "m": top}, params={"low": -infinity})
         if not log:
             plan.storage(powers)
         total = fold(plan, powers, outer, size, inner, SUM, (outer, 1, inner))
@@ -42,11 +52,11 @@ def softmax(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, log: b
         if log:
             made = plan.map("x - m - log(s)", {"x": values, "m": top, "s": total})
         else:
-            made = plan.map("e / s", {"e": powers, "s": total})
+            made = plan.map("e / max(s, 1e-30)", {"e": powers, "s": total})
         return made if values is x else plan.view(made, x.shape)
     wide = inner == 1 and size % 4 == 0
     kernel = _row_kernel(wide, log)
-    params: dict[str, int | float] = {"rows": rows, "size": size, "inner": inner, "infinity": math.inf}
+    params: dict[str, int | float] = {"rows": rows, "size": size, "inner": inner, "infinity": infinity}
     return plan.pending(
         kernel, [plan.storage(x)], params, -(-rows // kernel.lanes), x.dtype, x.shape, flops=8.0 * x.size
     )
@@ -70,7 +80,7 @@ top = max(max(top4.x, top4.y), max(top4.z, top4.w));
 var total4 = vec4f();
 for (var r = 0u; r < quads; r++) {{ total4 += exp(x[base + r] - top); }}
 let total = (total4.x + total4.y) + (total4.z + total4.w);
-{"let less = top + log(total);" if log else "let scale = 1.0 / total;"}
+{"let less = top + log(total);" if log else "let scale = 1.0 / max(total, 1e-30);"}
 for (var r = 0u; r < quads; r++) {{
     store4(base + r, {"x[base + r] - less" if log else "exp(x[base + r] - top) * scale"});
 }}
@@ -86,7 +96,7 @@ for (var r = 0u; r < params.size; r++) {{
     if (r % 64u == 63u) {{ total += part; part = 0.0; }}
 }}
 total += part;
-{"let less = top + log(total);" if log else "let scale = 1.0 / total;"}
+{"let less = top + log(total);" if log else "let scale = 1.0 / max(total, 1e-30);"}
 for (var r = 0u; r < params.size; r++) {{
     let i = base + r * step;
     store(i, {"x[i] - less" if log else "exp(x[i] - top) * scale"});
@@ -128,7 +138,7 @@ for (var step = 32u; step > 0u; step /= 2u) {{
 }}
 workgroupBarrier();
 total = parts[0];
-{"let less = top + log(total);" if log else "let scale = 1.0 / total;"}
+{"let less = top + log(total);" if log else "let scale = 1.0 / max(total, 1e-30);"}
 for (var r = lane; r < params.size; r += 64u) {{
     store(base + r, {"x[base + r] - less" if log else "exp(x[base + r] - top) * scale"});
 }}"""

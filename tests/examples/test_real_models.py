@@ -77,7 +77,7 @@ def test_feeds_are_the_same_each_time(name: str) -> None:
     assert first.keys() == second.keys()
     for key, value in first.items():
         np.testing.assert_array_equal(value, second[key])
-        assert value.dtype in (np.float32, np.int32, np.int64)
+        assert value.dtype in (np.float32, np.int32, np.int64, np.bool_)
 
 
 def test_read_line() -> None:

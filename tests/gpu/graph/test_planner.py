@@ -228,8 +228,9 @@ def test_what_no_shader_can_see_in_one_piece_is_the_hosts(open_model, parse, mon
     from dataclasses import replace
 
     import trionnx.gpu.device.device as device_module
+    from trionnx.gpu.device import adapters
 
-    real = device_module.target_of
+    real = adapters.target_of
     monkeypatch.setattr(device_module, "target_of", lambda info: replace(real(info), max_binding_bytes=4096))
     driver = open_model(
         parse(

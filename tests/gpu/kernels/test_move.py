@@ -89,6 +89,9 @@ def test_tile_and_blocks(cases, rng):
     for mode in ("DCR", "CRD"):
         cases.add("DepthToSpace", rng.standard_normal((2, 18, 3, 4), np.float32), blocksize=3, mode=mode)
     cases.add("SpaceToDepth", rng.standard_normal((2, 3, 4, 6), np.float32), blocksize=2)
+    x = rng.standard_normal((2, 3, 4, 6), np.float32)
+    want = x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 1, 3, 5, 2, 4).reshape(2, 12, 2, 3)
+    cases.add("SpaceToDepth", x, blocksize=2, mode="CRD", want=want)
     cases.check(opset=13)
 
 

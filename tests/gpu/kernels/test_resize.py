@@ -16,9 +16,23 @@ def f32(values):
     return np.array(values, np.float32)
 
 
+def by_reference(x, scales, **attrs):
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], **attrs)
+    given = [helper.make_tensor_value_info(n, 1, None) for n in ("x", "scales")]
+    graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", 1, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)])
+    return ReferenceEvaluator(model).run(None, {"x": x, "scales": scales})[0]
+
+
 def add_grids(cases, x, **attrs):
+    corners = attrs.get("coordinate_transformation_mode") == "align_corners"
     for scales in SCALES:
-        cases.add("Resize", x, None, f32(scales), known=(2,), tol=1e-5, **attrs)
+        # Where a corner lies in the middle of an element, ONNX Runtime does not do what ONNX's tests say.
+        want = by_reference(x, f32(scales), **attrs) if corners else None
+        cases.add("Resize", x, None, f32(scales), known=(2,), want=want, tol=1e-5, **attrs)
     for sizes in SIZES:
         cases.add("Resize", x, None, None, np.array(sizes), tol=1e-5, **attrs)
 
@@ -26,8 +40,8 @@ def add_grids(cases, x, **attrs):
 def test_nearest(cases, variant, rng):
     x = rng.standard_normal((1, 2, 5, 6), np.float32)
     for transform, mode in itertools.product(TRANSFORMS, ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")):
-        if (transform, mode) != ("half_pixel_symmetric", "floor"):
-            # There scale 0.6 lands on a whole number but for rounding, and ONNX Runtime rounds otherwise.
+        if mode != "floor" or transform not in ("half_pixel_symmetric", "align_corners"):
+            # There scale 0.6 lands on a whole number but for rounding, and the others round otherwise.
             add_grids(cases, x, mode="nearest", coordinate_transformation_mode=transform, nearest_mode=mode)
     cases.check(opset=19)
 
@@ -121,3 +135,18 @@ def test_a_wrong_node_is_refused_by_name(open_model, parse):
     )
     with pytest.raises(InvalidModel, match=r"'grow'.*scales"):
         open_model(model).run({"x": np.zeros((1, 2, 3, 4), np.float32)})
+
+
+def test_antialias_and_corners_between_elements(cases, rng, variant):
+    for shape, scales in (((1, 2, 6, 9), (1, 1, 0.6, 0.3)), ((1, 1, 4, 4), (1, 1, 0.6, 2.0)), ((7,), (0.5,))):
+        x, scales = rng.random(shape, np.float32), np.array(scales, np.float32)
+        for attrs in (
+            {"mode": "linear", "antialias": 1},
+            {"mode": "cubic", "antialias": 1},
+            {"mode": "cubic", "antialias": 1, "exclude_outside": 1},
+            {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+            {"mode": "cubic", "coordinate_transformation_mode": "align_corners"},
+        ):
+            want = by_reference(x, scales, **attrs)
+            cases.add("Resize", x, None, scales, known=(2,), want=want, tol=1e-5, **attrs)
+    cases.check(opset=19)
