@@ -9,7 +9,7 @@ output is compared with the one before, bit for bit. Meanwhile a task beats ever
 --peer does the same work in onnxruntime-webgpu, in a virtual environment of its own, and sets
 `RunOptions.terminate` at the same shares of its own run; needs an adapter that Dawn takes (SwiftShader will do).
 
-Exits with 1 where a segment was handed over after a cancel, or an output was not the same.
+Exits with 1 where a segment was handed over after a cancel, an output was not the same, or the peer does not run here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ import peer
 import real_models
 import trionnx
 from trionnx.cli.console import milliseconds, output, quiet_drivers, table
-from trionnx.cli.inputs import check_names, draw, parse_shapes
+from trionnx.cli.inputs import UsageError, draw, parse_shapes
 from trionnx.cli.measure import HandOvers, cancel_after, heartbeat, quantile, whole_runs
 from trionnx.gpu.graph.read import read_model
+from trionnx.gpu.shapes import check_shapes
 
 __all__: list[str] = []
 
@@ -47,13 +48,19 @@ def main() -> int:
     arguments = parse()
     path, feeds = work(arguments)
     found = trio.run(measure, arguments, path, feeds)
+    missing = ""
     if arguments.peer:
-        found["peer"] = peer.measure(path, feeds, SHARES, say=lambda line: print(line, file=sys.stderr))
+        try:
+            found["peer"] = peer.measure(path, feeds, SHARES, say=lambda line: print(line, file=sys.stderr))
+        except peer.Unavailable as error:
+            missing = str(error)
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
         show(found)
-    return 0 if found["late_segments"] == 0 and found["different_outputs"] == 0 else 1
+    if missing:
+        print(f"cancel.py: {missing}", file=sys.stderr)
+    return 0 if found["late_segments"] == 0 and found["different_outputs"] == 0 and not missing else 1
 
 
 def parse() -> argparse.Namespace:
@@ -77,7 +84,7 @@ def work(arguments: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
         return real_models.model(arguments.model), real_models.feeds(arguments.model)
     path = Path(arguments.model)
     model, shapes = read_model(path, optimise=False), parse_shapes(arguments.shape)
-    check_names(model, shapes)
+    check_shapes((*model.inputs, *model.overridable), shapes)
     return path, draw(model.inputs, shapes, seed=0)
 
 
@@ -172,5 +179,8 @@ if __name__ == "__main__":
     quiet_drivers()
     try:
         sys.exit(main())
-    except (trionnx.NoAdapter, trionnx.InvalidModel, real_models.Unavailable, peer.Unavailable, OSError) as error:
+    except (
+        *(trionnx.NoAdapter, trionnx.InvalidInput, trionnx.InvalidModel, trionnx.UnsupportedOperator),
+        *(UsageError, real_models.Unavailable, MemoryError, OSError),
+    ) as error:
         sys.exit(f"cancel.py: {error}")

@@ -40,8 +40,23 @@ KINDS = {
     "PyTorchOperatorModel": "pytorch-operator",
 }
 
-EXCLUDED: dict[str, str] = {}
-"""Tests that cannot pass, by name, and why: what they ask for is wrong, or impossible here."""
+_DRAW = "expects one draw of NumPy's generator, started nowhere; ONNX prescribes no generator"
+_GRADIENT = "Gradient differentiates the graph around it: training, which this is not for"
+EXCLUDED: dict[str, str] = {
+    "test_attention_4d_causal_fp16_expanded": "2 of its 192 float16 values are two units in the last place"
+    " from ours, which are nearer to what float64 gives (largest relative error 0.0007, the expected ones' 0.0009)",
+    "test_bernoulli": _DRAW,
+    "test_bernoulli_double": _DRAW,
+    "test_bernoulli_double_expanded": _DRAW,
+    "test_bernoulli_expanded": _DRAW,
+    "test_bernoulli_seed": _DRAW,
+    "test_bernoulli_seed_expanded": _DRAW,
+    "test_gradient_of_add": _GRADIENT,
+    "test_gradient_of_add_and_mul": _GRADIENT,
+    "test_loop16_seq_none": "the suite compares what is in a sequence by len(), which its scalars have not:"
+    " a TypeError whatever a back end returns",
+}
+"""Tests that are not run, by name, and why."""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,10 @@ def _environment(say: Callable[[str], None]) -> Path:
     if ready.exists() and ready.read_text() == " ".join(PACKAGES):
         return python
     say(f"installing {PACKAGES[0]} into {folder}")
-    venv.create(folder, clear=True, with_pip=True)
+    try:
+        venv.create(folder, clear=True, with_pip=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Unavailable(f"no virtual environment for {PACKAGES[0]} can be made: {error}") from None
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:

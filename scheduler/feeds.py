@@ -91,7 +91,7 @@ def _check(info: TensorInfo, value: Any) -> Any:
             for want, got in zip(info.shape, array.shape, strict=True)
         )
         if not fits:
-            raise InvalidInput(info.name, _declared(info), _given(array))
+            raise InvalidInput(info.name, _declared(info), _given(array, False))
     return array
 
 
@@ -108,7 +108,7 @@ def _array(info: TensorInfo, value: Any) -> Array:
         return array
     if plain and _converts(array, info.dtype):
         return array.astype(info.dtype)
-    raise InvalidInput(info.name, _declared(info), _given(array))
+    raise InvalidInput(info.name, _declared(info), _given(array, plain and info.dtype.kind in "iu"))
 
 
 _TEXT = "OSUT"
@@ -136,9 +136,9 @@ def _declared(info: TensorInfo) -> str:
     return f"{kind} of shape ({_shape('?' if size is None else size for size in info.shape)})"
 
 
-def _given(array: Array) -> str:
+def _given(array: Array, with_values: bool) -> str:
     values = ""
-    if array.dtype.kind in "iu" and array.size:
+    if with_values and array.dtype.kind in "iu" and array.size:
         low, high = int(array.min()), int(array.max())
         values = f" with the value {low}" if low == high else f" with values {low} to {high}"
     return f"{array.dtype} of shape ({_shape(array.shape)}){values}"

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from .arguments import callback_of
+
 __all__ = ["RunOptions"]
 
 
@@ -24,6 +26,9 @@ class RunOptions:
         on_progress: called as ``on_progress(done, total)``, in segments, on the Trio thread,
             whenever a segment has finished. `total` may grow while the run goes on, where the
             model decides from values how it continues. What it raises stops the run and leaves it.
+
+    Raises:
+        TypeError: `on_progress` is no function, or an async one.
     """
 
     __slots__ = ("_runs", "_terminated", "on_progress")
@@ -38,6 +43,8 @@ class RunOptions:
         def __setattr__(self, name: str, value: object) -> None:
             if name == "terminate":
                 raise AttributeError("terminate is a method here: call options.terminate()")
+            if name == "on_progress":
+                callback_of(name, value)
             object.__setattr__(self, name, value)
 
     def terminate(self) -> None:

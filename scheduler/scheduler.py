@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ import trio
 
 from ..actors import CLOSE_BOUND_S, Actor, run_actor
 from ..gpu.seam import Load
+from .arguments import adapter_of, callback_of, count_of, shapes_of
 from .backends import check_backend, choose, engine_factory
 from .home import Home
 from .run import BEGIN_BOUND_S
@@ -56,22 +58,25 @@ class Scheduler(trio.abc.AsyncResource):
             source: a path, bytes, a file object open for reading bytes (Trio's too), or an onnx.ModelProto.
             backend: "auto", "webgpu", "cpu" or a registered name; None: the scheduler's.
             adapter: index or part of the name of an adapter; None: the scheduler's.
-            input_shapes: input name -> shape: prepare for these ahead of the first run.
+            input_shapes: input name -> shape: plan, and compile shaders, for these now and not in the first
+                run. Inputs whose shapes the model fixes need not be named.
             allow_host_steps: False: an operator on floats that has no kernel is an error.
-            cpu_threads: threads for back ends that compute on the CPU; None: theirs to choose.
+            cpu_threads: threads for back ends that compute on the CPU, at least 1; None: theirs to choose.
             on_progress: called as ``on_progress(phase, done, total)`` on the Trio thread; `total`
                 may be 0. What it raises ends the load and leaves it.
 
         Returns:
-            A session; it lives until it or the scheduler is closed.
+            A session; it and its memory live until it or the scheduler is closed.
 
         Raises:
             InvalidModel: the file cannot be read, or its graph breaks ONNX's rules.
+            InvalidInput: `input_shapes` names no input of the model, or a shape that its input cannot have.
             UnsupportedOperator: an operator cannot run here.
             NoAdapter: there is nothing to run on, or not what was asked for.
             OutOfDeviceMemory: the device has no room for the weights.
             OSError: the file cannot be opened.
-            ValueError: an unknown name of a back end.
+            ValueError: an unknown name of a back end, `cpu_threads` below 1, or a negative size in `input_shapes`.
+            TypeError: an argument is of a wrong kind; an async `on_progress` is, too.
             trio.ClosedResourceError: the scheduler is closed, or was during the load.
             RuntimeError: called from another Trio run, another thread or a forked process.
 
@@ -81,13 +86,17 @@ class Scheduler(trio.abc.AsyncResource):
         self._home.check("a scheduler")
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check()
+        adapter = adapter_of(adapter)
+        shapes = shapes_of(input_shapes)
+        callback_of("on_progress", on_progress)
+        if cpu_threads is not None:
+            cpu_threads = count_of("cpu_threads", cpu_threads)
         session: Session | None = None
         with trio.CancelScope() as scope:
             self._loads.add(scope)
             try:
                 choice = await choose(backend or self._backend, self._adapter if adapter is None else adapter)
                 factory = await engine_factory(choice.backend)
-                shapes = None if input_shapes is None else {name: tuple(s) for name, s in input_shapes.items()}
                 request = Load(await _content(source), shapes, allow_host_steps, cpu_threads)
 
                 def make() -> Any:
@@ -168,14 +177,15 @@ async def open_scheduler(
         The scheduler.
 
     Raises:
-        ValueError: an unknown name of a back end, or a bad `max_in_flight`.
+        ValueError: an unknown name of a back end, or `max_in_flight` below 1.
+        TypeError: an argument is of a wrong kind.
         RuntimeError: called outside Trio.
 
     **Cancellation:** leaving is shielded and bounded; what hangs is abandoned.
     """
     check_backend(backend, "back end")
-    if max_in_flight < 1:
-        raise ValueError(f"max_in_flight is at least 1, not {max_in_flight}")
+    adapter = adapter_of(adapter)
+    max_in_flight = count_of("max_in_flight", max_in_flight)
     await trio.lowlevel.checkpoint()
     error: BaseException
     try:
@@ -204,6 +214,8 @@ async def _content(source: Any) -> Any:
     """A source that an engine takes: file objects are read here, in a thread."""
     if isinstance(source, os.PathLike):
         return os.fspath(source)
+    if isinstance(source, str) and not source:  # as a path it would be the working directory
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
     read = getattr(source, "read", None)
     if read is None:
         return source

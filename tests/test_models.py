@@ -25,7 +25,7 @@ from trionnx.gpu.graph.steps import Dispatch
 from trionnx.gpu.host.reference import evaluate_host
 
 T5 = "t5small_title_encoder_int8"
-HOST_STEPS = {"ort_logreg_iris", "silero_vad", "surfaces_knn_validity"}
+HOST_STEPS = {"ort_logreg_iris", "surfaces_knn_validity"}
 CLASSES = {"magika_v3_3", "oww_embedding", "ppocr_cls_v2", "ppocrv4_rec", "ddddocr_det", "opennsfw", "silero_vad"}
 LIMIT_S = 300
 LARGE = 1e8
@@ -71,7 +71,7 @@ def bits(value):
 PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "MatMulInteger", "RNN"}
 
 
-def flops(op: str, attrs: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
+def flops(op, attrs, inputs, outputs):
     """Floating point operations of a node, by its operator and shapes; a multiply-add is two.
 
     Products of integers count too, for they stand in for products of floats. What is neither a

@@ -5,6 +5,9 @@ Importing this opens no driver and imports no engine; the first `load` does.
 
 from __future__ import annotations
 
+from . import _interrupt as _interrupt
+
+# isort: split
 # Its initialisation holds the GIL for most of a second; onnx needs it, and by the first load it
 # would stop the event loop for as long.
 import ml_dtypes as _ml_dtypes  # noqa: F401

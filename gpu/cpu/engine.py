@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import InvalidInput, NoAdapter, RunStopped
+from ..errors import NoAdapter, RunStopped
 from ..graph.model import Graph
 from ..graph.read import read_model
 from ..seam import (
@@ -43,6 +43,7 @@ from ..seam import (
     Segment,
     StepView,
 )
+from ..shapes import check_shapes
 from .faults import load_fault, run_fault
 
 __all__ = ["MISSING", "OrtCpuEngine", "is_installed"]
@@ -188,11 +189,7 @@ class OrtCpuEngine:
             progress=lambda phase, done, total: progress(Progress(phase, done, total)),
             optimise=False,
         )
-        shapes = request.input_shapes or {}
-        known = {info.name for info in (*model.inputs, *model.overridable)}
-        for name in shapes:
-            if name not in known:
-                raise InvalidInput(name, "one of the inputs " + ", ".join(map(repr, sorted(known))), "a shape for it")
+        check_shapes((*model.inputs, *model.overridable), request.input_shapes)
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = request.cpu_threads or self._cpu_threads or _cores()

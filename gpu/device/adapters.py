@@ -114,15 +114,16 @@ def choose_adapter(
     """Pick an adapter.
 
     Args:
-        selector: an index, a part of the name (upper and lower case alike), or None: the first
-            hardware adapter, else the first software adapter. None reads TRIONNX_ADAPTER.
+        selector: an index, a part of the name (upper and lower case alike), or None or "": what
+            TRIONNX_ADAPTER says, else the first hardware adapter, else the first software adapter.
         kinds: which kinds will do.
         adapters: to choose from; default: `list_adapters()`.
 
     Raises:
-        NoAdapter: nothing fits; the message says what there is and how to get one.
+        NoAdapter: nothing fits; the message says what there is, and, where that is nothing of
+            the kinds that will do, how to get one.
     """
-    if selector is None:
+    if selector is None or selector == "":
         selector = os.environ.get("TRIONNX_ADAPTER") or None
     there = list_adapters() if adapters is None else list(adapters)
     fits = [a for a in there if a.kind in kinds]
@@ -137,7 +138,8 @@ def choose_adapter(
         wanted = (
             f"no adapter fits {selector!r}" if selector is not None else f"no {' or '.join(kinds)} adapter was found"
         )
-        raise NoAdapter(f"{wanted}; there are: {listed}. {HOW_TO_GET_ONE}")
+        advice = "" if any(a.kind in kinds for a in there) else f". {HOW_TO_GET_ONE}"
+        raise NoAdapter(f"{wanted}; there are: {listed}{advice}")
     return min(fits, key=lambda a: (a.kind != "hardware", a.index))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidInput, RunStopped
+from ..graph.check import check_kernels, check_operators
 from ..graph.model import Model
 from ..graph.planner import Block, Planner, Result, describe
 from ..graph.read import read_model
@@ -34,6 +35,7 @@ from ..seam import (
     Reply,
     Segment,
 )
+from ..shapes import check_shapes
 from .adapters import AdapterInfo, choose_adapter
 from .device import Device
 from .faults import translate
@@ -139,6 +141,10 @@ class WebGpuEngine:
         check = self._check_load
         check()
         model = read_model(request.source, check=check, progress=report)
+        check_shapes((*model.inputs, *model.overridable), request.input_shapes)
+        check_operators(model, check)
+        if not request.allow_host_steps:
+            check_kernels(model, check)
         selector = self._selector
         info = selector if isinstance(selector, AdapterInfo) else choose_adapter(selector)
         check()

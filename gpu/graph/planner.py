@@ -250,7 +250,12 @@ class Planner:
             and all(v is not None or t is None for v, t in zip(values, inputs, strict=True))
             and not (cls is not None and _is_large(node, inputs, values))
         ):
-            folded = evaluate_host(node, values)
+            try:
+                folded = evaluate_host(node, values)
+            except UnsupportedOperator:
+                if cls is None:
+                    raise
+                folded = [()]  # only the device can
             if all(a is None or isinstance(a, np.ndarray) for a in folded):
                 self._note(walk, node, "folded", "known with the shapes of the inputs")
                 return [None if a is None else plan.constant(a) for a in folded], None

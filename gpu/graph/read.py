@@ -21,6 +21,7 @@ from onnx.inliner import inline_local_functions
 
 from ..errors import InvalidModel
 from ..seam import ModelMetadata, TensorInfo
+from .check import check_nodes
 from .convert import Convert
 from .model import Model
 from .tensors import TensorFiles, element_type, map_file
@@ -85,6 +86,8 @@ def read_model(
     if opsets.get("", UPGRADED) < UPGRADED:
         upgrade(graph, check)
         opsets[""] = UPGRADED
+    else:
+        check_nodes(graph, check)
     fixed = {t.name for t in proto.graph.initializer} | {s.values.name for s in proto.graph.sparse_initializer}
     infos = [_info(i) for i in proto.graph.input]
     model = Model(

@@ -119,10 +119,7 @@ def _spread(node: Node, axis: int) -> list[Node]:
         return []
     sizes = add("Shape", b)
     rank = add("Shape", add("Shape", a))
-    if axis < 0:
-        behind = known(-axis)
-    else:
-        behind = add("Sub", rank, known(axis))
+    behind = known(-axis) if axis < 0 else add("Sub", rank, known(axis))
     count = add("Sub", behind, add("Shape", sizes))
     count = add("Mul", count, add("Cast", add("Greater", count, known(0)), to=7))
     ones = add("ConstantOfShape", count, value=np.ones(1, np.int64))

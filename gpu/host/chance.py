@@ -42,7 +42,7 @@ def _normal(node: Node, inputs: Inputs) -> list[Array]:
 
 @op("RandomUniform", "RandomUniformLike")
 def _uniform(node: Node, inputs: Inputs) -> list[Array]:
-    """low <= y < high."""
+    """Numbers of low <= y < high."""
     shape = inputs[0].shape if inputs else tuple(node.attrs["shape"])
     dtype = _dtype(node, inputs[0].dtype if inputs else np.float32)
     low, high = node.attrs.get("low", 0.0), node.attrs.get("high", 1.0)

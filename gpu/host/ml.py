@@ -24,7 +24,7 @@ def _zip_map(node: Node, inputs: Inputs) -> list[Any]:
 
 
 def _linear(node: Node, x: Array, count: int) -> Array:
-    """x [rows, features] @ coefficients [count, features]; coefficients beyond these are not read."""
+    """Scores: x [rows, features] @ coefficients [count, features]; coefficients beyond these are not read."""
     x = (x.reshape(1, -1) if x.ndim == 1 else x).astype(np.float32, copy=False)
     weights, wanted = np.array(node.attrs["coefficients"], np.float32), count * x.shape[1]
     if weights.size < wanted:

@@ -22,7 +22,7 @@ from .control import CONTROL, evaluate_control
 from .protobuf import captured, node_proto, tensor_type
 from .table import Array
 
-__all__ = ["evaluate_host", "evaluate_reference", "infer_dtypes", "infer_outputs"]
+__all__ = ["check_reference", "evaluate_host", "evaluate_reference", "infer_dtypes", "infer_outputs"]
 
 _MAX_IR = 10
 _SMALL = 1024
@@ -112,6 +112,11 @@ def evaluate_reference(node: Node, inputs: Sequence[Any], outer: Mapping[Value, 
     return [None if v is None and i else _array(next(places)) for i, v in enumerate(node.outputs)]
 
 
+def check_reference(node: Node) -> None:
+    """Raises UnsupportedOperator, which names the node, where onnx.reference cannot compute its operator."""
+    _prepare(node, [None if value is None else value.name for value in node.inputs])
+
+
 def _prepare(node: Node, inputs: Sequence[Any]) -> tuple[ReferenceEvaluator, list[Value]]:
     outer = captured(node)
     graph = onnx.GraphProto(name="step")
@@ -190,18 +195,20 @@ def infer_outputs(
 
 def infer_dtypes(
     node: Node,
-    inputs: Sequence[tuple[np.dtype[Any], Sequence[int]] | None],
+    inputs: Sequence[tuple[np.dtype[Any], Sequence[int] | None] | None],
     values: Sequence[Array | None],
 ) -> tuple[np.dtype[Any] | None, ...]:
-    """Dtype of each output of a node, also where its shape is not known; None as in `infer_outputs`."""
+    """Dtype of each output of a node, also where no shapes (None) are known; None as in `infer_outputs`."""
     made = _infer(node, inputs, values)
     kinds = [made.get(f"o{i}") for i in range(len(node.outputs))]
-    return tuple(_dtype(kind.tensor_type) if kind is not None and kind.HasField("tensor_type") else None for kind in kinds)
+    return tuple(
+        _dtype(kind.tensor_type) if kind is not None and kind.HasField("tensor_type") else None for kind in kinds
+    )
 
 
 def _infer(
     node: Node,
-    inputs: Sequence[tuple[np.dtype[Any], Sequence[int]] | None],
+    inputs: Sequence[tuple[np.dtype[Any], Sequence[int] | None] | None],
     values: Sequence[Array | None],
 ) -> Mapping[str, onnx.TypeProto]:
     """What onnx infers of a node whose outputs are o0, o1, ...; nothing where it fails."""

@@ -5,6 +5,7 @@ Each expression holds f32's accuracy where the built-in function of some driver 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,10 @@ __all__ = ["ERF", "IS_NAN", "LOG", "TANH", "arcsine", "log1p", "sine"]
 
 # By its bits: drivers may take it that floats are never NaN, and then x != x is false.
 IS_NAN = "(bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u"
-LOG = "select(select(log({x}), -params.inf, {x} == 0.0), params.nan, {x} < 0.0)"
+LOG = (
+    "select(select(select(log({x}), -params.inf, {x} == 0.0), params.nan, {x} < 0.0), {x},"
+    " (bitcast<u32>({x}) & 0x7fffffffu) >= 0x7f800000u && !({x} < 0.0))"
+)
 TANH = (
     "select(sign({x}) * (1.0 - 2.0 / (exp(2.0 * min(abs({x}), 15.0)) + 1.0)), fma({x} * ({x} * {x}), fma({x} * {x},"
     " fma({x} * {x}, fma({x} * {x}, fma({x} * {x}, -5.70498872745e-3, 2.06390887954e-2), -5.37397155531e-2),"
@@ -48,7 +52,7 @@ def log1p(plan: Lowering, x: Tensor) -> Tensor:
 
 
 def sine(plan: Lowering, x: Tensor, turns: int) -> Tensor:
-    """sin(x + turns * pi / 2), to f32's accuracy for |x| < 1e5."""
+    """sin(x + turns * pi / 2), to f32's accuracy for |x| < 1e5; beyond, some number from -1 to 1."""
     k = plan.map("round(x * 0.636619772)", {"x": x})
     r = plan.map("fma(k, -7.54978995489e-8, fma(k, -4.83751296997e-4, fma(k, -1.5703125, x)))", {"k": k, "x": x})
     sin = plan.map(
@@ -61,7 +65,12 @@ def sine(plan: Lowering, x: Tensor, turns: int) -> Tensor:
     )
     quarter = plan.map(f"i32(k) + {turns}", {"k": k}, dtype=np.int32)
     value = plan.map("select(s, c, (q & 1) == 1)", {"s": sin, "c": cos, "q": quarter})
-    return plan.map("select(v, -v, (q & 2) == 2)", {"v": value, "q": quarter})
+    return plan.map(
+        "select(clamp(select(v, -v, (q & 2) == 2), -1.0, 1.0), params.nan,"
+        " (bitcast<u32>(x) & 0x7fffffffu) >= 0x7f800000u)",
+        {"v": value, "q": quarter, "x": x},
+        params={"nan": math.nan},
+    )
 
 
 def arcsine(plan: Lowering, x: Tensor) -> Tensor:
@@ -181,14 +190,17 @@ class Atan(_Function):
 class Sinh(Elementwise):
     """y = sinh(x)."""
 
-    wgsl = "sinh(x)"
+    wgsl = (
+        "select(sinh(x), fma(x * (x * x), fma(x * x, fma(x * x, fma(x * x, 2.7557319e-6, 1.98412698e-4),"
+        " 8.33333333e-3), 1.66666667e-1), x), abs(x) < 1.0)"
+    )
 
 
 @op("Cosh", since=9)
 class Cosh(Elementwise):
     """y = cosh(x)."""
 
-    wgsl = "cosh(x)"
+    wgsl = f"select(cosh(x), x, {IS_NAN})"
 
 
 @op("Tanh", since=6)
@@ -199,24 +211,39 @@ class Tanh(Elementwise):
 
 
 @op("Asinh", since=9)
-class Asinh(Elementwise):
+class Asinh(_Function):
     """y = arsinh(x)."""
 
-    wgsl = "sign(x) * select(log(abs(x) + sqrt(x * x + 1.0)), log(abs(x)) + 0.69314718, abs(x) > 1e8)"
+    def of_float(self, plan: Lowering, x: Tensor) -> Tensor:
+        """Add the expressions: ln(1 + t), t = |x| + x * x / (1 + sqrt(x * x + 1))."""
+        t = plan.map("abs(x) + x * x / (1.0 + sqrt(x * x + 1.0))", {"x": x})
+        return plan.map(
+            "select(sign(x) * select(select(log(1.0 + t), log(abs(x)) + 0.69314718, abs(x) > 1e8), y, t < 0.5), x,"
+            " (bitcast<u32>(x) & 0x7fffffffu) >= 0x7f800000u)",
+            {"x": x, "t": t, "y": log1p(plan, plan.map("min(t, 1.0)", {"t": t}))},
+        )
 
 
 @op("Acosh", since=9)
 class Acosh(Elementwise):
     """y = arcosh(x)."""
 
-    wgsl = "select(log(x + sqrt((x - 1.0) * (x + 1.0))), log(x) + 0.69314718, x > 1e8)"
+    wgsl = (
+        "select(select(log(x + sqrt((x - 1.0) * (x + 1.0))), log(x) + 0.69314718, x > 1e8), params.nan,"
+        f" x < 1.0 || {IS_NAN})"
+    )
 
 
 @op("Atanh", since=9)
 class Atanh(Elementwise):
     """y = artanh(x)."""
 
-    wgsl = "atanh(x)"
+    wgsl = (
+        "select(select(sign(x) * select(0.5 * log((1.0 + abs(x)) / (1.0 - abs(x))), params.inf, abs(x) == 1.0),"
+        " x * fma(x * x, fma(x * x, fma(x * x, fma(x * x, fma(x * x, fma(x * x, fma(x * x, 6.66666667e-2,"
+        " 7.69230769e-2), 9.09090909e-2), 1.11111111e-1), 1.42857143e-1), 0.2), 3.33333333e-1), 1.0),"
+        f" abs(x) < 0.333), params.nan, abs(x) > 1.0 || {IS_NAN})"
+    )
 
 
 @op("Erf", since=9)

@@ -70,6 +70,24 @@ class CastLike(Operator):
         return cast(plan, x, plan.given[1] or like.dtype)
 
 
+@op("BitCast", since=26)
+class BitCast(Operator):
+    """y = the bits of x as another dtype of 32 bits."""
+
+    to: int
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the expression to the plan."""
+        (x,) = operands(plan, inputs, 1)
+        wanted = helper.tensor_dtype_to_np_dtype(self.to)
+        given = plan.given[0] or x.dtype
+        if given == wanted:
+            return x
+        if any(np.dtype(d) not in (np.float32, np.int32, np.uint32) for d in (given, wanted)):
+            raise NoKernel(f"no kernel for {np.dtype(given).name} as {np.dtype(wanted).name}")
+        return plan.map(f"bitcast<{np.dtype(wanted).kind}32>(x)", {"x": x}, dtype=wanted)
+
+
 @op("Identity", since=1)
 class Identity(Operator):
     """y = x."""

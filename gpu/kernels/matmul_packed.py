@@ -95,6 +95,9 @@ def packed_product(plan: Lowering, a: Tensor, zero: Tensor | None, b: Packed, sh
     params: dict[str, int | float] = {"m": m, "n": n, "n4": n4, "k": k, "k4": k4}
     params |= {"chunk": b.chunk // 4, "chunks": chunks, "zero_step": 0 if b.shared else n4}
     flops = 2.0 * m * n * k
+    if hardware and m <= 4:
+        params |= {"column_tiles": -(-n4 // 8), "tiles": 0}
+        return plan.pending(_thin_kernel(variant), reads, params, -(-n4 // 8) * m, dtype, shape, flops=flops)
     if hardware:
         rows = 8 if m <= 8 else 32
         params |= {"column_tiles": -(-n4 // 16), "tiles": 0}
@@ -273,6 +276,48 @@ for (var i = 0u; i < {rows // 8}u; i++) {{
     functions += "var<workgroup> tile_b: array<array<vec4f, 16>, 16>;\n"
     return Kernel(
         f"matmul_{v.name}_shared",
+        body,
+        reads=v.reads(False),
+        params=tuple((name, "u32") for name in _PARAMS),
+        result=v.result,
+        width=4 if v.even_n else 1,
+        lanes=128,
+        functions=functions + ("" if v.even_n else put(f"vec4<{v.result}>")),
+    )
+
+
+@lru_cache
+def _thin_kernel(v: _Variant) -> Kernel:
+    """32 columns of one row for each workgroup, k shared out over sixteen lanes each, 16 of k at a time."""
+    body = f"""let column = group % params.column_tiles * 8u;
+let row = group / params.column_tiles;
+let x = lane % 8u; let part = lane / 8u;
+let n = min(column + x, params.n4 - 1u);
+{"" if v.scaled else "let za = f32(zero[0]);"}
+var c = vec4<{v.result}>();
+for (var k0 = part * 16u; k0 < params.k; k0 += 256u) {{
+    let s = k0 / (params.chunk * 4u);
+    {"let zb = zeros[s * params.zero_step + n];" if v.zeros else ""}
+    var p = vec4f();
+    let stop = min(k0 + 16u, params.k);
+    for (var at = k0; at < stop; at++) {{
+        let w = {v.word("at % 4u", "(at / 4u)", "n")};
+        let e = {v.unpacked("w", "at % 2u")}{" - zb" if v.zeros else ""};
+        p = fma(vec4f(f32(a[row * params.k + at]){"" if v.scaled else " - za"}), e, p);
+    }}
+    c {"= fma(p, scales[s * params.n4 + n], c)" if v.scaled else "+= vec4<i32>(p)"};
+}}
+sums[part][x] = c;
+for (var step = 8u; step > 0u; step /= 2u) {{
+    workgroupBarrier();
+    if (part < step) {{ sums[part][x] += sums[part + step][x]; }}
+}}
+if (part == 0u && column + x < params.n4) {{
+    {"store4(row * params.n4 + n, sums[0][x]);" if v.even_n else "put(row * params.n, n * 4u, sums[0][x]);"}
+}}"""
+    functions = f"var<workgroup> sums: array<array<vec4<{v.result}>, 8>, 16>;\n"
+    return Kernel(
+        f"matmul_{v.name}_thin",
         body,
         reads=v.reads(False),
         params=tuple((name, "u32") for name in _PARAMS),

@@ -62,7 +62,7 @@ class LpPool(Operator):
         if x.rank > 5:
             raise NoKernel(f"{x.rank - 2} spatial dimensions")
         axes = windows(plan, x.shape[2:], self.kernel_shape, self.strides, self.dilations, self.pads, self.auto_pad,
-                       ceil=bool(self.ceil_mode))
+                       ceil=bool(self.ceil_mode), partial=True)
         powers = plan.map(_power(float(self.p)), {"v": x})
         return _root(plan, pooled(plan, powers, axes, "sum"), float(self.p))
 

@@ -124,7 +124,7 @@ def _windows(plan: Lowering, x: Tensor, pool: MaxPool | AveragePool) -> tuple[Ax
     if x.rank > 5:
         raise NoKernel(f"{x.rank - 2} spatial dimensions")
     return windows(plan, x.shape[2:], pool.kernel_shape, pool.strides, pool.dilations, pool.pads, pool.auto_pad,
-                   ceil=bool(pool.ceil_mode))
+                   ceil=bool(pool.ceil_mode), partial=True)
 
 
 @op("MaxPool", since=1)

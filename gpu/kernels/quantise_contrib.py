@@ -11,13 +11,13 @@ from .attention import only_floats
 from .contrib import MS, like
 from .elementwise import operands
 from .functions import IS_NAN
+from .integer import integer_product
 from .matmul_packed import Packed, packed_product
 from .move import Concat
 from .quantise import (
     dequantised,
     digest,
     dynamic_range,
-    integer_product,
     optional,
     quantised,
     quantised_dtype,

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
+from ..errors import InvalidModel
+
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.model import Node
@@ -43,8 +45,12 @@ class Operator:
 
     @classmethod
     def of(cls, node: Node) -> Operator:
-        """Make the operator of a node from its attributes."""
-        names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        """Make the operator of a node from its attributes. Raises InvalidModel where a required one is missing."""
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        for field in fields:
+            if {field.default, field.default_factory} == {dataclasses.MISSING} and field.name not in node.attrs:
+                raise InvalidModel(f"node {node.name!r} ({node.op}): its attribute {field.name!r} is missing")
+        names = {field.name for field in fields}
         return cls(**{name: value for name, value in node.attrs.items() if name in names})
 
 

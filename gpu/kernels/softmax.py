@@ -22,6 +22,10 @@ __all__ = ["softmax"]
 
 LOWEST = 3.4028234e38
 """No finite number is further from 0."""
+# NaN is looked for by its bits: max() may drop it, and exp(NaN) is not NaN on every driver.
+_SEEN = "(bitcast<vec4u>({x}) & vec4u(0x7fffffffu))"
+_LOST = "(bitcast<u32>(top) & 0x7fffffffu) >= 0x7f800000u"
+_PARAMS = {"inf": math.inf, "nan": math.nan}
 
 
 def softmax(
@@ -39,7 +43,8 @@ def softmax(
     infinity = LOWEST if masked else math.inf
     if not plan.target.cpu and inner == 1:
         kernel = _group_kernel(log)
-        return plan.pending(kernel, [plan.storage(x)], {"size": size, "infinity": infinity}, outer, x.dtype, x.shape)
+        params: dict[str, int | float] = {"size": size, "infinity": infinity, **_PARAMS}
+        return plan.pending(kernel, [plan.storage(x)], params, outer, x.dtype, x.shape)
     if in_steps(rows, size):
         values = plan.view(x, (outer, size, inner))
         top = fold(plan, values, outer, size, inner, MAX, (outer, 1, inner))
@@ -49,14 +54,16 @@ def softmax(
             plan.storage(powers)
         total = fold(plan, powers, outer, size, inner, SUM, (outer, 1, inner))
         plan.storage(total)
+        lost = f"select({{value}}, params.nan, {_LOST.replace('top', 'm')}{' && !(m < 0.0)' if masked else ''})"
+        nan = {"nan": math.nan}
         if log:
-            made = plan.map("x - m - log(s)", {"x": values, "m": top, "s": total})
+            made = plan.map(lost.format(value="x - m - log(s)"), {"x": values, "m": top, "s": total}, params=nan)
         else:
-            made = plan.map("e / max(s, 1e-30)", {"e": powers, "s": total})
+            made = plan.map(lost.format(value="e / max(s, 1e-30)"), {"e": powers, "s": total, "m": top}, params=nan)
         return made if values is x else plan.view(made, x.shape)
     wide = inner == 1 and size % 4 == 0
     kernel = _row_kernel(wide, log)
-    params: dict[str, int | float] = {"rows": rows, "size": size, "inner": inner, "infinity": infinity}
+    params = {"rows": rows, "size": size, "inner": inner, "infinity": infinity, **_PARAMS}
     return plan.pending(
         kernel, [plan.storage(x)], params, -(-rows // kernel.lanes), x.dtype, x.shape, flops=8.0 * x.size
     )
@@ -67,20 +74,33 @@ def in_steps(rows: int, size: int) -> bool:
     return (size * rows >= 4096 and rows < 32) or 3 * size > MOST_TURNS
 
 
+_END = {
+    True: f"let less = select(top + log(total), params.nan, {_LOST});",
+    False: f"let scale = select(1.0 / max(total, 1e-30), params.nan, {_LOST});",
+}
+
+
 @lru_cache
 def _row_kernel(wide: bool, log: bool) -> Kernel:
     # One row for each invocation.
-    params: tuple[tuple[str, Scalar], ...] = (("rows", "u32"), ("size", "u32"), ("inner", "u32"), ("infinity", "f32"))
+    floats: tuple[tuple[str, Scalar], ...] = tuple((name, "f32") for name in ("infinity", "inf", "nan"))
+    params: tuple[tuple[str, Scalar], ...] = (("rows", "u32"), ("size", "u32"), ("inner", "u32"), *floats)
     head = "let t = group * 8u + lane;\nif (t < params.rows) {\nvar top = -params.infinity;\n"
     if wide:
         body = f"""let quads = params.size / 4u; let base = t * quads;
 var top4 = vec4f(top);
-for (var r = 0u; r < quads; r++) {{ top4 = max(top4, x[base + r]); }}
+var seen = vec4u();
+for (var r = 0u; r < quads; r++) {{
+    let v = x[base + r];
+    top4 = max(top4, v);
+    seen = max(seen, {_SEEN.format(x="v")});
+}}
 top = max(max(top4.x, top4.y), max(top4.z, top4.w));
+top = select(top, params.inf, any(seen > vec4u(0x7f800000u)));
 var total4 = vec4f();
 for (var r = 0u; r < quads; r++) {{ total4 += exp(x[base + r] - top); }}
 let total = (total4.x + total4.y) + (total4.z + total4.w);
-{"let less = top + log(total);" if log else "let scale = 1.0 / max(total, 1e-30);"}
+{_END[log]}
 for (var r = 0u; r < quads; r++) {{
     store4(base + r, {"x[base + r] - less" if log else "exp(x[base + r] - top) * scale"});
 }}
@@ -88,7 +108,13 @@ for (var r = 0u; r < quads; r++) {{
         kind = "vec4f"
     else:
         body = f"""let step = params.inner; let base = t / step * params.size * step + t % step;
-for (var r = 0u; r < params.size; r++) {{ top = max(top, x[base + r * step]); }}
+var seen = 0u;
+for (var r = 0u; r < params.size; r++) {{
+    let v = x[base + r * step];
+    top = max(top, v);
+    seen = max(seen, bitcast<u32>(v) & 0x7fffffffu);
+}}
+top = select(top, params.inf, seen > 0x7f800000u);
 var total = 0.0;
 var part = 0.0;
 for (var r = 0u; r < params.size; r++) {{
@@ -96,7 +122,7 @@ for (var r = 0u; r < params.size; r++) {{
     if (r % 64u == 63u) {{ total += part; part = 0.0; }}
 }}
 total += part;
-{"let less = top + log(total);" if log else "let scale = 1.0 / max(total, 1e-30);"}
+{_END[log]}
 for (var r = 0u; r < params.size; r++) {{
     let i = base + r * step;
     store(i, {"x[i] - less" if log else "exp(x[i] - top) * scale"});
@@ -120,8 +146,12 @@ def _group_kernel(log: bool) -> Kernel:
     """One row for each workgroup."""
     body = f"""let base = group * params.size;
 var top = -params.infinity;
-for (var r = lane; r < params.size; r += 64u) {{ top = max(top, x[base + r]); }}
-parts[lane] = top;
+var seen = 0u;
+for (var r = lane; r < params.size; r += 64u) {{
+    top = max(top, x[base + r]);
+    seen = max(seen, bitcast<u32>(x[base + r]) & 0x7fffffffu);
+}}
+parts[lane] = select(top, params.inf, seen > 0x7f800000u);
 for (var step = 32u; step > 0u; step /= 2u) {{
     workgroupBarrier();
     if (lane < step) {{ parts[lane] = max(parts[lane], parts[lane + step]); }}
@@ -138,7 +168,7 @@ for (var step = 32u; step > 0u; step /= 2u) {{
 }}
 workgroupBarrier();
 total = parts[0];
-{"let less = top + log(total);" if log else "let scale = 1.0 / max(total, 1e-30);"}
+{_END[log]}
 for (var r = lane; r < params.size; r += 64u) {{
     store(base + r, {"x[base + r] - less" if log else "exp(x[base + r] - top) * scale"});
 }}"""
@@ -146,7 +176,7 @@ for (var r = lane; r < params.size; r += 64u) {{
         "log_softmax_group" if log else "softmax_group",
         body,
         reads=(Binding("x"),),
-        params=(("size", "u32"), ("infinity", "f32")),
+        params=(("size", "u32"), ("infinity", "f32"), ("inf", "f32"), ("nan", "f32")),
         functions="var<workgroup> parts: array<f32, 64>;\n",
     )
 

@@ -58,9 +58,12 @@ def spread(plan: Lowering, name: str, values: Sequence[int], rank: int, default:
 
 def windows(
     plan: Lowering, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
-    pads: Sequence[int], auto_pad: str, *, ceil: bool = False,
+    pads: Sequence[int], auto_pad: str, *, ceil: bool = False, partial: bool = False,
 ) -> tuple[Axis, ...]:
     """The window along each spatial axis, as the attributes of Conv and the pools define it.
+
+    With `partial`, a window may be larger than its input by less than a stride: there is one output, as
+    ONNX's shape inference has it.
 
     Raises:
         InvalidModel: an attribute does not fit the rank, or a window is larger than its input.
@@ -81,9 +84,10 @@ def windows(
             end = total - begin
         elif auto_pad in ("NOTSET", "VALID", ""):
             room = size + begin + end - span
-            if room < 0 and size > 0:
-                raise bad(plan, f"a window of at most {size + begin + end} elements on axis {a + 2}", span)
-            out = max(room // stride + 1, 0)
+            if room < 0 and size > 0 and not (partial and -room < stride):
+                raise bad(plan, f"spatial dimensions {list(sizes)} that hold a window, with padding, on axis {a + 2}",
+                          f"a window of {span}, {begin} before and {end} after")
+            out = 1 if partial and -stride < room < 0 and size > 0 else max(room // stride + 1, 0)
             if ceil:
                 out = -(-room // stride) + 1
                 out -= (out - 1) * stride >= size + begin

@@ -139,6 +139,13 @@ def test_doctor_measures(cli: Cli) -> None:
     assert (code, err) == (0, "")
     assert "chosen: cpu, because --backend says so" in out
     assert "segments handed over after a cancel: 0" in out
+    assert [row for row in out.splitlines() if "not installed" in row] == []
+
+
+def test_doctor_fails_where_what_was_asked_for_is_not_there(cli: Cli) -> None:
+    code, out, err = cli("doctor", "--adapter", "abacus")
+    assert (code, err) == (1, "")
+    assert "but it cannot be used: no adapter fits 'abacus'" in out
 
 
 @pytest.mark.parametrize(
@@ -149,7 +156,17 @@ def test_doctor_measures(cli: Cli) -> None:
         (["run", "{cut}"], 1, "{cut}: truncated or damaged"),
         (["explain", "{cut}"], 1, "{cut}: truncated or damaged"),
         (["run", "{model}", "--shape", "q=1"], 1, "'q': expected an input of the model: 'x', got a name"),
-        (["run", "{model}", "--shape", "x=1,2"], 1, "'x': expected float32 of shape (n), got float32 of shape (1, 2)"),
+        (["run", "{model}", "--shape", "x=1,2"], 1, "'x': expected shape (n), got (1, 2)"),
+        (["run", "{model}", "x={table}"], 1, "'x': expected shape (n), got (2, 2)"),
+        (["explain", "{model}", "--shape", "x=1,2"], 1, "'x': expected shape (n), got (1, 2)"),
+        (["explain", "{model}", "--shape", "q=1"], 1, "'q': expected an input of the model: 'x', got a name"),
+        (["run", "{model}", "x={numbers}"], 1, "'x': expected float32 of shape (n), got int64 of shape (4)\n"),
+        (["run", "{model}", "x={numbers}", "x={doubles}"], 2, "x={doubles}: input 'x' has been given before"),
+        (["run", "{model}", "x={numbers}", "{held}"], 2, "{held}: input 'x' has been given before"),
+        (["run", "{model}", "--shape", "x=1", "--shape", "x=2"], 2, "--shape x=2: x has been given a shape before"),
+        (["run", "{model}", "--shape", "x=1000000000000000"], 1, "input 'x': 4,000,000,000,000,000 bytes, drawn at"),
+        (["run", "{model}", "--shape", "x=1", "--output", "{folder}"], 1, "{folder}: Is a directory"),
+        (["run", "{model}", "--shape", "x=1", "--output", "{folder}/y"], 1, "{folder}/y.npz: Is a directory"),
         (["run", "{model}", "x={doubles}"], 1, "'x': expected float32 of shape (n), got float64 of shape (4)"),
         (["run", "{model}", "q={doubles}"], 1, "'q': expected an input of the model: 'x', got a name"),
         (["run", "{model}"], 2, "input 'x' is float32 [n]: give its shape, such as --shape x=1, or a file"),
@@ -168,16 +185,22 @@ def test_doctor_measures(cli: Cli) -> None:
 def test_faults_are_one_line(
     cli: Cli, model: str, tmp_path: Path, words: list[str], code: int, message: str
 ) -> None:
-    files = {name: str(tmp_path / name) for name in ("none", "text", "cut", "doubles", "objects")}
+    names = ("none", "text", "cut", "doubles", "objects", "table", "numbers", "held", "folder")
+    files = {name: str(tmp_path / name) for name in names}
+    (tmp_path / "folder" / "y.npz").mkdir(parents=True)
+    with open(files["held"], "wb") as file:
+        np.savez(file, x=np.ones(4, np.float32))
     Path(files["text"]).write_text("once upon a time\n" * 20)
     Path(files["cut"]).write_bytes(Path(model).read_bytes()[:-9])
-    for name, value in (("doubles", np.ones(4)), ("objects", np.array([{}], object))):
+    arrays = {"doubles": np.ones(4), "objects": np.array([{}], object)}
+    arrays |= {"table": np.ones((2, 2)), "numbers": np.arange(4)}
+    for name, value in arrays.items():
         with open(files[name], "wb") as file:
             np.save(file, value)
     backend = [] if words[0] == "info" or any(word.startswith("--backend") for word in words) else ["--backend", "cpu"]
     got, out, err = cli(*(word.format(model=model, **files) for word in words), *backend)
     assert (got, out) == (code, "")
-    assert line(err).startswith(message.format(**files))
+    assert f"{line(err)}\n".startswith(message.format(**files))
 
 
 def test_an_unknown_back_end_in_the_environment(cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +215,59 @@ def test_unknown_words(cli: Cli, model: str) -> None:
         code, _, err = cli(*words)
         assert code == 2
         assert "error: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "m", "--seed", "-1"], "argument --seed: '-1' is no whole number from 0 on"),
+        (["run", "m", "--repeat", "many"], "argument --repeat: 'many' is no whole number from 1 on"),
+        (["run"], "the following arguments are required: MODEL"),
+        (["run", ""], "argument MODEL: an empty path"),
+        (["info", ""], "argument MODEL: an empty path"),
+    ],
+)
+def test_wrong_words_are_told(cli: Cli, words: list[str], message: str) -> None:
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"trionnx {words[0]}: error: {message}"
+
+
+def test_empty_options_are_options_not_given(cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIONNX_BACKEND", "cpu")
+    code, out, err = cli("run", model, "--shape", "x=4", "--backend", "", "--adapter", "")
+    assert (code, err) == (0, "")
+    assert "on cpu: " in out
+
+
+INTERRUPTED = """
+import importlib.abc, signal, sys
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == at:
+            signal.raise_signal(signal.SIGINT)
+
+at, sys.argv = sys.argv[1], [{program!r}, "run", "none.onnx"]
+sys.meta_path.insert(0, Interrupting())
+try:
+    from trionnx.cli import main
+    main()
+except KeyboardInterrupt:
+    print("KeyboardInterrupt")
+"""
+
+
+@pytest.mark.parametrize("module", ["ml_dtypes", "trio", "rich.console", "trionnx.cli.run"])
+def test_ctrl_c_during_the_imports(module: str) -> None:
+    def run(program: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-c", INTERRUPTED.format(program=program), module]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("/usr/bin/trionnx") == (130, "", "trionnx: cancelled\n")
+    code, out, _ = run("/usr/bin/anothers-program")
+    assert (code, out) == (0, "KeyboardInterrupt\n")
 
 
 def test_as_a_module() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from trionnx.cli import inputs
 from trionnx.cli.inputs import UsageError, describe, draw, parse_shapes, shape_of
 from trionnx.gpu.errors import InvalidInput
 from trionnx.gpu.seam import TensorInfo
@@ -51,6 +52,29 @@ def test_draw() -> None:
     assert set(arrays["b"]) == {True, False}
     np.testing.assert_array_equal(draw(infos[1:], {}, 0)["i"], arrays["i"])
     assert not np.array_equal(draw(infos[1:], {}, 1)["i"], arrays["i"])
+
+
+def test_what_is_drawn_in_pieces_is_what_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"f": np.float32, "d": np.float64, "h": np.float16, "i": np.int8, "b": np.bool_}
+    infos = [info(name, "tensor", dtype, (5, 7)) for name, dtype in kinds.items()]
+    whole = draw(infos, {}, 3)
+    monkeypatch.setattr(inputs, "DRAWN_AT_ONCE", 4)
+    for name, array in draw(infos, {}, 3).items():
+        np.testing.assert_array_equal(array, whole[name])
+
+
+def test_what_does_not_fit_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_free_bytes", lambda: 200)
+    assert draw([X], {"x": (8, 3)}, 0)["x"].nbytes == 96
+    with pytest.raises(MemoryError, match="input 'x': 108 bytes, drawn at random, would take over half"):
+        draw([X], {"x": (9, 3)}, 0)
+    more = info("z", "tensor(float)", np.float32, (2,))
+    with pytest.raises(MemoryError, match="input 'z': 8 bytes"):
+        draw([X, more], {"x": (8, 3)}, 0)
+
+
+def test_the_free_memory_is_known() -> None:
+    assert inputs._free_bytes() > 1 << 20
 
 
 def test_draw_refuses() -> None:

@@ -50,9 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
     console = output()
     _versions(console)
     adapters, fault = _adapters(console)
-    ready = _choice(console, arguments, adapters)
-    if ready:
-        _measure(console, arguments)
+    ready = _choice(console, arguments, adapters) and _measure(console, arguments)
     _advise(console, adapters, fault)
     return 0 if ready else 1
 
@@ -114,17 +112,17 @@ def _why(arguments: argparse.Namespace, choice: Any, adapters: Sequence[Any]) ->
     return "there is no hardware adapter and no onnxruntime: a software adapter is what is left"
 
 
-def _measure(console: Console, arguments: argparse.Namespace) -> None:
+def _measure(console: Console, arguments: argparse.Namespace) -> bool:
     try:
         found = trio.run(_cancels, arguments.backend or "auto", arguments.adapter)
     except NoAdapter as error:
         console.print(f"but it cannot be used: {error}", end="\n\n")
-        return
+        return False
     console.print(f"runs on {found.where}")
     console.print(f"a run of {found.steps} matrix products ({SIZE} x {SIZE}) takes {milliseconds(found.whole_s)}")
     if not found.left_s:
         console.print("too short to be cancelled in the middle", end="\n\n")
-        return
+        return True
     p50, p99 = quantile(found.left_s, 0.5), quantile(found.left_s, 0.99)
     console.print(
         f"{len(found.left_s)} of them cancelled on the way: scope left after p50 {milliseconds(p50)}, "
@@ -132,6 +130,7 @@ def _measure(console: Console, arguments: argparse.Namespace) -> None:
         f"segments handed over after a cancel: {found.late}",
         end="\n\n",
     )
+    return True
 
 
 def _advise(console: Console, adapters: Sequence[Any], fault: str) -> None:

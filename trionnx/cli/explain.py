@@ -9,9 +9,10 @@ import trio
 
 from ..gpu.graph.read import read_model
 from ..gpu.seam import Explained
+from ..gpu.shapes import check_shapes
 from ..scheduler import open_scheduler
 from .console import bar, output, table
-from .inputs import check_names, describe, parse_shapes, shape_of
+from .inputs import describe, parse_shapes, shape_of
 
 __all__ = ["main"]
 
@@ -20,7 +21,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Print where each node runs."""
     given = parse_shapes(arguments.shape)
     model = read_model(arguments.model, optimise=False)
-    check_names(model, given)
+    check_shapes((*model.inputs, *model.overridable), given)
     shapes = {info.name: shape_of(info, given) for info in model.inputs}
     free = [info for info in model.inputs if shapes[info.name] is None]
     known = {name: shape for name, shape in shapes.items() if shape is not None} | given

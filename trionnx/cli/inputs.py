@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +20,9 @@ __all__ = ["UsageError", "check_names", "describe", "draw", "parse_shapes", "rea
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
+DRAWN_AT_ONCE = 1 << 20
+"""Random numbers that are drawn as one piece: what is drawn in float32 or int64 stays small beside its array."""
+
 
 class UsageError(Exception):
     """The command line does not mean anything; the message says what would."""
@@ -26,7 +32,7 @@ def parse_shapes(words: Iterable[str]) -> dict[str, Shape]:
     """The shapes of ``--shape NAME=1,3,48,320`` options; ``NAME=`` is a scalar's.
 
     Raises:
-        UsageError: a word is not of that form.
+        UsageError: a word is not of that form, or a name occurs twice.
     """
     shapes: dict[str, Shape] = {}
     for word in words:
@@ -37,6 +43,8 @@ def parse_shapes(words: Iterable[str]) -> dict[str, Shape]:
             shape = (-1,)
         if not found or any(size < 0 for size in shape):
             raise UsageError(f"--shape {word}: expected NAME=SIZE,SIZE,..., such as x=1,3,48,320")
+        if name in shapes:
+            raise UsageError(f"--shape {word}: {name} has been given a shape before")
         shapes[name] = shape
     return shapes
 
@@ -45,10 +53,16 @@ def read_arrays(words: Iterable[str]) -> dict[str, Array]:
     """The arrays of ``NAME=FILE.npy`` and ``FILE.npz`` words.
 
     Raises:
-        UsageError: a word is not of that form, or the file holds no such arrays.
+        UsageError: a word is not of that form, the file holds no such arrays, or a name occurs twice.
         OSError: a file cannot be opened.
     """
     arrays: dict[str, Array] = {}
+
+    def add(name: str, array: Array) -> None:
+        if name in arrays:
+            raise UsageError(f"{word}: input {name!r} has been given before")
+        arrays[name] = array
+
     for word in words:
         name, found, path = word.rpartition("=")
         try:
@@ -58,15 +72,17 @@ def read_arrays(words: Iterable[str]) -> dict[str, Array]:
         if isinstance(loaded, np.ndarray):
             if not found:
                 raise UsageError(f"{word}: which input is it? Write NAME={word}")
-            arrays[name] = loaded
+            add(name, loaded)
             continue
         with loaded:
             if found:
                 raise UsageError(f"{word}: a .npz file names its arrays itself; write {path}")
             try:
-                arrays.update({key: loaded[key] for key in loaded.files})
+                held = {key: loaded[key] for key in loaded.files}
             except ValueError:
                 raise UsageError(f"{path}: holds something other than plain arrays") from None
+            for key, array in held.items():
+                add(key, array)
     return arrays
 
 
@@ -101,7 +117,9 @@ def draw(infos: Sequence[TensorInfo], shapes: Mapping[str, Shape], seed: int) ->
     Raises:
         InvalidInput: an input is no tensor of numbers.
         UsageError: an input has free dimensions, and no shape was given.
+        MemoryError: they would take more than half of the memory that is free.
     """
+    left = _free_bytes() // 2
     arrays: dict[str, Array] = {}
     for info in infos:
         if info.dtype is None or info.dtype.hasobject:
@@ -112,13 +130,40 @@ def draw(infos: Sequence[TensorInfo], shapes: Mapping[str, Shape], seed: int) ->
             needed = f"give its shape, such as --shape {info.name}={example}, or a file"
             raise UsageError(f"input {info.name!r} is {describe(info)}: {needed}")
         rng = np.random.default_rng([seed, *info.name.encode()])
-        if info.dtype.kind == "b":
-            arrays[info.name] = rng.random(shape) < 0.5
-        elif info.dtype.kind in "iu":
-            arrays[info.name] = rng.integers(0, 10, shape).astype(info.dtype)
-        else:
-            arrays[info.name] = np.asarray(rng.standard_normal(shape)).astype(info.dtype)
+        nbytes = math.prod(shape) * info.dtype.itemsize
+        left -= nbytes
+        if left < 0:
+            size = f"{nbytes:,} bytes, drawn at random"
+            raise MemoryError(f"input {info.name!r}: {size}, would take over half of the free memory")
+        arrays[info.name] = array = np.empty(shape, info.dtype)
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, DRAWN_AT_ONCE):
+            part = flat[start : start + DRAWN_AT_ONCE]
+            part[...] = _drawn(rng, info.dtype, part.size)
     return arrays
+
+
+def _drawn(rng: np.random.Generator, dtype: np.dtype[Any], count: int) -> Array:
+    if dtype.kind == "b":
+        return rng.random(count, np.float32) < 0.5
+    if dtype.kind in "iu":
+        return rng.integers(0, 10, count)
+    return rng.standard_normal(count, np.float64 if dtype == np.float64 else np.float32)
+
+
+def _free_bytes() -> int:
+    """The memory that may still be had, as far as the system says; else no bound."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
 
 
 def describe(info: TensorInfo) -> str:

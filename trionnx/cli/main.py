@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, cast
 
+from .._interrupt import EXIT_CANCELLED
+from .._interrupt import end as imports_are_over
 from ..gpu.errors import DeviceHung, DeviceLost, InvalidData, InvalidInput, InvalidModel, NoAdapter, UnsupportedOperator
 from ..scheduler.backends import check_backend
 from .console import quiet_drivers
@@ -17,7 +19,7 @@ from .inputs import UsageError
 
 __all__ = ["EXIT_CANCELLED", "EXIT_FAILED", "EXIT_USAGE", "main"]
 
-EXIT_FAILED, EXIT_USAGE, EXIT_CANCELLED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 FAULTS = (
     DeviceHung,
@@ -50,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_drivers()
     command = cast(_Command, importlib.import_module(f".{arguments.command}", __package__))
     try:
+        imports_are_over()
         _check_backend(arguments)
         return command.main(arguments)
     except KeyboardInterrupt:
@@ -101,7 +104,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and (arguments.command != "run" or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
-        arguments.inputs += rest
+        arguments.inputs = [*arguments.inputs, *rest]
+    for option in ("backend", "adapter"):
+        if getattr(arguments, option, None) == "":  # as an empty variable of the environment
+            setattr(arguments, option, None)
     return arguments
 
 
@@ -114,21 +120,22 @@ def _parser() -> argparse.ArgumentParser:
         "Run a model. Inputs come from files; what no file gives is drawn at random, from --seed. "
         "Ctrl-C cancels, and says how far the run got."
     ))
-    run.add_argument("model", metavar="MODEL", help="an .onnx file")
-    run.add_argument("inputs", metavar="INPUT", nargs="*", help="NAME=FILE.npy, or FILE.npz with an array per input")
+    run.add_argument("model", metavar="MODEL", type=_path, help="an .onnx file")
+    files = "NAME=FILE.npy, or FILE.npz with an array per input"
+    run.add_argument("inputs", metavar="INPUT", nargs="*", default=(), help=files)
     _shape_option(run)
-    run.add_argument("--seed", type=int, default=0, help="of the inputs that are drawn at random (default: 0)")
+    run.add_argument("--seed", type=_seed, default=0, help="of the inputs that are drawn at random (default: 0)")
     run.add_argument("--output", metavar="FILE.npz", help="save the outputs")
     run.add_argument("--repeat", type=_positive, default=1, metavar="N", help="run N times (default: 1)")
     _place_options(run)
 
     info = commands.add_parser("info", help="what a model says of itself", description="What a model says of itself.")
-    info.add_argument("model", metavar="MODEL", help="an .onnx file")
+    info.add_argument("model", metavar="MODEL", type=_path, help="an .onnx file")
 
     explain = commands.add_parser("explain", help="where each node runs, and why", description=(
         "Where each node of a model runs, and why, for given shapes of its inputs."
     ))
-    explain.add_argument("model", metavar="MODEL", help="an .onnx file")
+    explain.add_argument("model", metavar="MODEL", type=_path, help="an .onnx file")
     _shape_option(explain)
     _place_options(explain)
 
@@ -150,8 +157,25 @@ def _place_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", default=None, help="index or part of a name (default: TRIONNX_ADAPTER)")
 
 
+def _path(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")
+    return text
+
+
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
+    return _at_least(1, text)
+
+
+def _seed(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
     return value

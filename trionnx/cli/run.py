@@ -16,14 +16,14 @@ import numpy as np
 import trio
 from rich.progress import Progress
 
+from .._interrupt import EXIT_CANCELLED
 from ..gpu.graph.read import read_model
+from ..gpu.shapes import check_shapes
 from ..scheduler import RunOptions, Session, open_scheduler
 from .console import bar, milliseconds, output, table
 from .inputs import UsageError, check_names, draw, parse_shapes, read_arrays
 
 __all__ = ["main"]
-
-EXIT_CANCELLED = 130
 
 
 @dataclass
@@ -52,6 +52,9 @@ def _output_path(text: str | None) -> Path | None:
     if text is None:
         return None
     path = Path(text if text.endswith(".npz") else f"{text}.npz")
+    for folder in (Path(text), path):
+        if folder.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(folder))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     return path
@@ -60,7 +63,8 @@ def _output_path(text: str | None) -> Path | None:
 def _feeds(arguments: argparse.Namespace) -> dict[str, Any]:
     shapes, feeds = parse_shapes(arguments.shape), read_arrays(arguments.inputs)
     model = read_model(arguments.model, optimise=False)
-    check_names(model, [*shapes, *feeds])
+    check_shapes((*model.inputs, *model.overridable), shapes)
+    check_names(model, feeds)
     for name in shapes:
         if name in feeds:
             raise UsageError(f"--shape {name}: the shape is that of the array in the file")

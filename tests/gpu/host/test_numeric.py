@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trionnx.gpu.errors import InvalidData, InvalidModel
 from trionnx.gpu.graph.model import Node
 from trionnx.gpu.host.numeric import evaluate, has_numeric
-from trionnx.gpu.host.reference import evaluate_reference
+from trionnx.gpu.host.reference import evaluate_host, evaluate_reference
 
 Array = np.ndarray[Any, Any]
 Make = Callable[..., Node]
@@ -23,6 +23,7 @@ rng = np.random.default_rng(3)
 X = rng.standard_normal((2, 3, 4)).astype(np.float32)
 I = rng.integers(-9, 9, (2, 3, 4))  # noqa: E741
 B = I > 0
+IMAGES = rng.standard_normal((2, 3, 9, 8)).astype(np.float32)
 
 
 def ints(*values: int) -> Array:
@@ -210,6 +211,12 @@ CASES = [
     case("Split", [X], {"axis": -1}, 11, 2),
     case("Split", [X, ints(3, 0, 1)], {"axis": 2}, 13, 3),
     case("Split", [np.arange(7)], {"num_outputs": 3}, 18, 3),
+    case("GlobalLpPool", [X], {}, 2),
+    case("GlobalLpPool", [X], {"p": 3}, 2),
+    case("MaxRoiPool", [IMAGES, f32(0, 0, 0, 5, 5, 1, 2, 1, 7, 9, 0, 3, 3, 3, 3).reshape(3, 5)],
+         {"pooled_shape": [2, 3]}, 7),
+    case("MaxRoiPool", [IMAGES, f32(1, 0, 0, 9, 15, 0, 4, 4, 30, 30).reshape(2, 5)],
+         {"pooled_shape": [3, 2], "spatial_scale": 0.5}, 7),
     case("Dropout", [X], {}, 10, 1),
     case("Dropout", [X], {}, 13, 2),
     case("Dropout", [X, f32(0.5)[0:1].reshape(())], {}, 13, 2),
@@ -430,3 +437,26 @@ def test_a_linear_classifier(transform: str, make_node: Make, oracle: Oracle) ->
         intercepts=[0.5, -1.0, 0.25], classlabels_ints=[4, 5, 6], post_transform=transform,
     )
     same(evaluate(node, [x]), oracle(node, [x]), exact=False)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.uint64])
+def test_shifts_by_more_bits_than_there_are(dtype, make_node: Make) -> None:
+    bits = np.dtype(dtype).itemsize * 8
+    x = np.array([5, 5, -5 if np.dtype(dtype).kind == "i" else 250, 5]).astype(dtype)
+    by = np.array([1, bits, bits, 0]).astype(dtype)
+    low = -1 if np.dtype(dtype).kind == "i" else 0
+    for direction, want in (("LEFT", [10, 0, 0, 5]), ("RIGHT", [2, 0, low, 5])):
+        got = evaluate(make_node("BitShift", [x, by], opset=11, direction=direction), [x, by])
+        same(got, [np.array(want).astype(dtype)])
+
+
+def test_optionals(make_node: Make) -> None:
+    for value in (X, [X, X], None):
+        (made,) = evaluate_host(make_node("Optional", [X], opset=18), [value])
+        assert made is value
+        (has,) = evaluate_host(make_node("OptionalHasElement", [X], opset=18), [value])
+        assert (has.dtype, has.item()) == (np.bool_, value is not None)
+    (got,) = evaluate_host(make_node("OptionalGetElement", [X], opset=18), [[X]])
+    assert got[0] is X
+    with pytest.raises(InvalidData, match="the optional has no value"):
+        evaluate_host(make_node("OptionalGetElement", [X], opset=18), [None])

@@ -25,10 +25,12 @@ def ints(*values: int) -> np.ndarray[Any, Any]:
     return np.array(values, np.int64)
 
 
-def only_node(proto: onnx.NodeProto, *inputs: onnx.ValueInfoProto, weights: dict[str, Any] | None = None) -> Node:
+def only_node(
+    proto: onnx.NodeProto, *inputs: onnx.ValueInfoProto, weights: dict[str, Any] | None = None, opset: int = 17
+) -> Node:
     tensors = [numpy_helper.from_array(np.asarray(a), k) for k, a in (weights or {}).items()]
     graph = helper.make_graph([proto], "g", inputs, [info(n, FLOAT, None) for n in proto.output], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     (made,) = read_model(model, optimise=False).graph.nodes
     return made
 
@@ -200,6 +202,26 @@ def test_scan_backwards_and_along_other_axes() -> None:
     total, sums = evaluate_host(scan, [np.zeros(2, np.float32), xs])
     np.testing.assert_array_equal(total, xs.sum(1))
     np.testing.assert_array_equal(sums, xs[:, ::-1].cumsum(1)[:, ::-1])
+
+
+def test_scan_of_opset_8_over_sequences_of_several_lengths() -> None:
+    scan = only_node(
+        node("Scan", ["n", "a0", "xs"], ["a", "sums"], num_scan_inputs=1, directions=[0], body=helper.make_graph(
+            [node("Add", ["a", "x"], ["a2"]), node("Identity", ["a2"], ["o"])],
+            "body", [info("a", FLOAT, [2]), info("x", FLOAT, [2])], [info("a2", FLOAT, [2]), info("o", FLOAT, [2])],
+        )),
+        info("n", INT64, [2]), info("a0", FLOAT, [2, 2]), info("xs", FLOAT, [2, 3, 2]), opset=8,
+    )
+    xs = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    start = np.array([[0, 0], [100, 200]], np.float32)
+    total, sums = evaluate_host(scan, [ints(3, 2), start, xs])
+    np.testing.assert_array_equal(total, [xs[0].sum(0), start[1] + xs[1, :2].sum(0)])
+    np.testing.assert_array_equal(sums[0], xs[0].cumsum(0))
+    np.testing.assert_array_equal(sums[1], [[106, 207], [114, 216], [0, 0]])
+    total, _ = evaluate_host(scan, [None, start, xs])
+    np.testing.assert_array_equal(total, start + xs.sum(1))
+    with pytest.raises(InvalidData, match="sequence 1 is 4 long, of 3"):
+        evaluate_host(scan, [ints(3, 4), start, xs])
 
 
 def test_a_condition_of_several_elements_is_invalid_data() -> None:

@@ -268,3 +268,41 @@ def test_wrong_graphs_are_refused_with_the_node_named(open_model, parse, body, m
     model = parse(f"g (float[3] a3, float[4] a4, float[2,3] a23, int32[3] i3) => (float[N] y) {{ {body} }}")
     with pytest.raises(InvalidModel, match=message):
         open_model(model).run(feeds)
+
+
+def test_bits_as_another_dtype(cases, rng):
+    x = np.array([1.5, -0.0, np.inf, -3e-40], np.float32)
+    for to, dtype in ((6, np.int32), (12, np.uint32), (1, np.float32)):
+        cases.add("BitCast", x, to=to, want=x.view(dtype))
+    cases.add("BitCast", x.view(np.int32), to=1, want=x)
+    cases.check(opset=26)
+
+
+def test_functions_of_nan_and_infinity(cases):
+    x = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 0.0, 2.0, -2.0], np.float32)
+    with np.errstate(all="ignore"):
+        for name in ("Exp", "Log", "Cosh", "Sinh", "Tanh", "Sqrt"):
+            cases.add(name, x, want=getattr(np, name.lower())(x).astype(np.float32), tol=1e-5)
+        for name in ("Asinh", "Acosh", "Atanh", "Atan"):
+            cases.add(name, x, want=getattr(np, f"arc{name.lower()[1:]}")(x).astype(np.float32), tol=1e-5)
+        e = np.array([0, 1, 2, 3, 0.5, -1, -0.5, 2.5, np.inf, -np.inf, np.nan], np.float32)
+        base = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.0, -2.0], np.float32)[:, None]
+        want = np.power(base.astype(np.float64), e.astype(np.float64)).astype(np.float32)
+        cases.add("Pow", base, e, want=want, tol=1e-5)
+    cases.check()
+
+
+def test_angles_of_no_size_that_matters_stay_in_range(open_model, parse):
+    model = parse("g (float[4] x) => (float[4] s, float[4] c) { s = Sin(x) c = Cos(x) }")
+    for values in open_model(model).run({"x": np.array([3e38, -3e38, np.inf, np.nan], np.float32)}):
+        assert (np.abs(values[:2]) <= 1).all()
+        assert np.isnan(values[2:]).all()
+
+
+def test_small_arguments_keep_their_digits(cases):
+    x = np.logspace(-6, 0, 200).astype(np.float32)
+    for name, function in (("Sinh", np.sinh), ("Asinh", np.arcsinh), ("Atanh", np.arctanh)):
+        for part in (x[:100], x[100:180]):
+            cases.add(name, part, want=function(part.astype(np.float64)), tol=1e-6)
+            cases.add(name, part[:1], want=function(part[:1].astype(np.float64)), tol=1e-6)
+    cases.check()

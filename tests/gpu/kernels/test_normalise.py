@@ -128,3 +128,18 @@ def test_wrong_graphs_are_refused_with_the_node_named(open_model, parse, body):
     model = parse(f"g (float[2,3,4] x, float[5] c) => (float[N,M,K] y) {{ {body} }}")
     with pytest.raises(InvalidModel, match=r"node .* \(\w+(Normalization|max)\): "):
         open_model(model).run({"x": np.zeros((2, 3, 4), np.float32), "c": np.ones(5, np.float32)})
+
+
+def test_softmax_of_rows_that_hold_nan_or_infinity(cases, rng, variant):
+    n, i = np.nan, np.inf
+    some = np.array([[1, 2, n, 0], [1, i, 0, 0], [-i, -i, -i, -i], [-i, 1, 2, 3], [0, 1, 2, 3]], np.float32)
+    long = rng.standard_normal((3, 5000), np.float32)
+    long[0, 4000], long[1, 10], long[2, 7] = n, i, -i
+    for x, axis in ((some, 1), (some.T.copy(), 0), (some[:, :3].copy(), 1), (long, 1), (long.T.copy(), 0)):
+        wide = x.astype(np.float64)
+        with np.errstate(all="ignore"):
+            e = np.exp(wide - wide.max(axis, keepdims=True))
+            want = e / e.sum(axis, keepdims=True)
+            cases.add("Softmax", x, axis=axis, want=want, tol=1e-5)
+            cases.add("LogSoftmax", x, axis=axis, want=np.log(want), tol=1e-5)
+    cases.check()

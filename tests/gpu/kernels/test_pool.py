@@ -87,3 +87,41 @@ def test_a_wrong_node_is_refused_by_name(open_model, parse, op, attrs):
     model = parse(f"agraph (float[1, 3, 8, 8] x) => (float[a, b, c, d] y) {{ [pool] y = {op} <{attrs}> (x) }}")
     with pytest.raises(InvalidModel, match=f"'pool'.*{op}"):
         open_model(model).run({"x": np.zeros((1, 3, 8, 8), np.float32)})
+
+
+def test_places_of_maxima(cases, rng, variant):
+    for shape, attrs in (
+        ((2, 3, 9), {"kernel_shape": [3], "strides": [2]}),
+        ((2, 3, 7, 6), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
+        ((1, 2, 5, 6), {"kernel_shape": [2, 2], "dilations": [2, 3], "ceil_mode": 1, "strides": [2, 2]}),
+        ((1, 2, 5, 6, 4), {"kernel_shape": [2, 3, 2]}),
+    ):
+        for order in (0, 1):
+            x = rng.integers(-4, 4, shape).astype(np.float32)
+            cases.add("MaxPool", x, outputs=2, storage_order=order, **attrs)
+    cases.add("MaxPool", np.full((1, 1, 3), -np.inf, np.float32), outputs=2, kernel_shape=[2], want=[
+        np.full((1, 1, 2), -np.inf), np.array([[[0, 1]]])])
+    cases.check()
+
+
+def test_unpooling(cases, rng, variant):
+    x = rng.standard_normal((2, 3, 2, 3), np.float32)
+    places = np.stack([rng.permutation(24)[:6].reshape(2, 3) for _ in range(6)]).reshape(2, 3, 2, 3)
+    places += np.arange(6).reshape(2, 3, 1, 1) * 24
+    for fed in ((), (1,)):
+        want = np.zeros(144, np.float32)
+        want[places.reshape(-1)] = x.reshape(-1)
+        want = want.reshape(2, 3, 4, 6)
+        cases.add("MaxUnpool", x, places, fed=fed, kernel_shape=[2, 2], strides=[2, 2], want=want)
+        larger = np.zeros((2, 3, 5, 7), np.float32)
+        larger[:, :, :4, :6] = want
+        cases.add("MaxUnpool", x, places, np.array([2, 3, 5, 7]), fed=fed, kernel_shape=[2, 2], strides=[2, 2], want=larger)
+    cases.check()
+
+
+def test_a_window_larger_than_its_input(cases, rng):
+    for op in ("MaxPool", "AveragePool", "LpPool"):
+        for shape, attrs in (((1, 2, 1, 1), {}), ((1, 2, 1, 5), {}), ((1, 2, 2, 3), {"pads": [0, 1, 0, 0]})):
+            kernel = [3, 2] if shape[2] == 2 else [2, 2]
+            cases.add(op, rng.random(shape, np.float32), kernel_shape=kernel, strides=[2, 2], tol=1e-5, **attrs)
+    cases.check()

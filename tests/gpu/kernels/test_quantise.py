@@ -32,9 +32,7 @@ def test_quantize_and_dequantize_per_tensor_axis_and_block(cases, rng, dtype):
         scale, zeros = 0.1 + rng.random(size, F), some(rng, dtype, size)
         shape = [-1 if k == axis % 3 else 1 for k in range(3)]
         wide, wanted = scale.reshape(shape), zeros.astype(np.int64).reshape(shape)
-        cases.add(
-            "QuantizeLinear", x, scale, zeros, want=rounded(x.clip(-1e9, 1e9), wide, wanted, dtype), axis=axis
-        )
+        cases.add("QuantizeLinear", x, scale, zeros, want=rounded(x.clip(-1e9, 1e9), wide, wanted, dtype), axis=axis)
         q = some(rng, dtype, 2, 5, 6)
         cases.add("DequantizeLinear", q, scale, zeros, want=(q - wanted) * wide, axis=axis)
         cases.add("DequantizeLinear", q, scale, known=(1,), want=q * wide, axis=axis)
