@@ -10,9 +10,9 @@ import os
 from itertools import pairwise
 
 import numpy as np
-import onnx_suite
 import pytest
 
+import onnx_suite
 from trionnx.backend import TrionnxBackend
 
 SAMPLE = 150

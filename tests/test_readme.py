@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import builtins
+import inspect
 import os
 import re
 import subprocess
@@ -48,4 +50,9 @@ def test_its_commands_are_there() -> None:
 def test_the_errors_it_names_are_there() -> None:
     section = README.partition("## Errors")[2].partition("## ")[0]
     for name in re.findall(r"`([A-Z]\w+)`", section):
-        assert name == "OSError" or hasattr(trionnx, name)
+        assert hasattr(trionnx, name) or hasattr(builtins, name)
+
+
+def test_run_options_are_the_third_argument() -> None:
+    assert "`run_options` is the third\n  argument" in README
+    assert list(inspect.signature(trionnx.Session.run).parameters)[1:] == ["output_names", "input_feed", "run_options"]

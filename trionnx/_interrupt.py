@@ -5,11 +5,10 @@ The first module that the package imports: standard library only, and little of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-import threading
-from pathlib import PurePath
 
 __all__ = ["EXIT_CANCELLED", "begin", "end"]
 
@@ -18,9 +17,9 @@ EXIT_CANCELLED = 130
 
 def begin() -> None:
     """From now on Ctrl-C ends the process with a line and exit code 130; in a program of another's, no effect."""
-    ours = _is_command_line() and threading.current_thread() is threading.main_thread()
-    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+    if _is_command_line() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with contextlib.suppress(ValueError):  # another thread than the main one
+            signal.signal(signal.SIGINT, _leave)
 
 
 def end() -> None:
@@ -31,10 +30,10 @@ def end() -> None:
 
 def _is_command_line() -> bool:
     """Whether this process is ``trionnx ...`` or ``python -m trionnx ...``."""
-    first = PurePath(sys.argv[0]) if sys.argv else PurePath()
-    if first.name == "-m":  # which module it is, argv does not say yet
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if name == "-m":  # which module it is, argv does not say yet
         return any(pair == ("-m", "trionnx") for pair in zip(sys.orig_argv, sys.orig_argv[1:], strict=False))
-    return first.stem == "trionnx" and first.suffix in ("", ".exe")
+    return name in ("trionnx", "trionnx.exe")
 
 
 def _leave(*_: object) -> None:

@@ -80,7 +80,7 @@ def _ahead(node: Node) -> list[Node]:
         attrs["pads"] = attrs.pop("paddings")
     if node.op == "Reshape" and node.opset < _RESHAPE_SHAPE:
         shape = np.array(attrs.pop("shape", []), np.int64)
-        node.inputs = (node.inputs[0], Value(f"{node.name}/shape", shape.dtype, shape))
+        node.inputs = (*node.inputs[:1], Value(f"{node.name}/shape", shape.dtype, shape))
     attrs.pop(_DROPPED.get(node.op, ""), None)
     if node.op == "PRelu":
         return _spread(node, 1)

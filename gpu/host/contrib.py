@@ -148,3 +148,78 @@ def _rotated(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     one, other = x[..., parts[0]], x[..., parts[1]]
     made[..., parts[0]], made[..., parts[1]] = one * cos - other * sin, one * sin + other * cos
     return made
+
+
+@op("GatherBlockQuantized", domain=_MS)
+def _gather_block_quantized(node: Node, inputs: Inputs) -> list[Array]:
+    """Rows of a quantised table, dequantised in blocks along its last dimension."""
+    data, indices, scales, zeros = (_given(inputs, index) for index in range(4))
+    attrs = node.attrs
+    axis, last = axis_of(attrs.get("gather_axis", 0), data.ndim), data.ndim - 1
+    block, bits = attrs.get("block_size", 128), attrs.get("bits", 4)
+    if axis == last or axis_of(attrs.get("quantize_axis", 1), data.ndim) != last:
+        raise ValueError("expected to gather along one dimension and to dequantise along the last")
+
+    def picked(t: Array) -> Array:
+        rows = np.take(t, indices, axis)
+        if t.dtype == np.uint8 and bits == 4:
+            return np.stack([rows & 15, rows >> 4], -1).reshape(*rows.shape[:-1], -1).astype(np.float32)
+        return np.asarray(rows.astype(np.float32))
+
+    rows, factors = picked(data), np.take(scales, indices, axis)
+    count = factors.shape[-1]
+    less = (
+        picked(zeros)[..., :count]
+        if zeros is not None
+        else np.float32(1 << (bits - 1) if data.dtype == np.uint8 else 0)
+    )
+    less, factors = (
+        np.repeat(np.broadcast_to(t, factors.shape), block, -1) for t in (less, factors.astype(np.float32))
+    )
+    size = rows.shape[-1]
+    return [((rows - less[..., :size]) * factors[..., :size]).astype(scales.dtype)]
+
+
+@op("DynamicQuantizeLSTM", domain=_MS)
+def _dynamic_quantize_lstm(node: Node, inputs: Inputs) -> list[Array] | None:
+    """Inputs and states are quantised over their own range before each product."""
+    x, w, r, bias, counts, h0, c0, peepholes, w_scale, w_zero, r_scale, r_zero = (_given(inputs, i) for i in range(12))
+    attrs = node.attrs
+    if peepholes is not None or attrs.get("activations") or attrs.get("clip") or attrs.get("input_forget"):
+        return None
+    steps, batch, _ = x.shape
+    directions, size = r.shape[0], r.shape[1]
+    counts = np.full(batch, steps) if counts is None else counts
+    out = np.zeros((steps, directions, batch, size), np.float32)
+    last_h, last_c = (np.zeros((directions, batch, size), np.float32) for _ in range(2))
+    for d in range(directions):
+        back = attrs.get("direction", "forward") == "reverse" or d == 1
+        h, c = (np.zeros((batch, size), np.float32) if t is None else t[d] for t in (h0, c0))
+        b = 0 if bias is None else bias[d, : 4 * size] + bias[d, 4 * size :]
+        fixed = (
+            _dynamic_product(x.reshape(steps * batch, -1), w[d], w_scale[d], w_zero[d]).reshape(steps, batch, -1) + b
+        )
+        for t in reversed(range(steps)) if back else range(steps):
+            gates = fixed[t] + _dynamic_product(h, r[d], r_scale[d], r_zero[d])
+            i, o, f, g = np.split(gates, 4, 1)
+            new = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
+            lives = (t < counts)[:, None]
+            c = np.where(lives, new, c)
+            h = np.where(lives, _sigmoid(o) * np.tanh(new), h)
+            out[t, d] = np.where(lives, h, 0)
+        last_h[d], last_c[d] = h, c
+    return [out, last_h, last_c]
+
+
+def _dynamic_product(a: Array, b: Array, scale: Array, zero: Array) -> Array:
+    """The product a @ ((b - zero) * scale) with a quantised to uint8 over its range and 0."""
+    low, high = min(np.float32(0), a.min(initial=0)), max(np.float32(0), a.max(initial=0))
+    step = np.float32((high - low) / 255 if high > low else 1)
+    offset = np.rint(np.clip(-low / step, 0, 255))
+    whole = np.clip(np.rint(a / step) + offset, 0, 255) - offset
+    made = whole.astype(np.int32) @ (b.astype(np.int32) - zero.astype(np.int32))
+    return np.asarray(made.astype(np.float32) * (step * scale))
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x))

@@ -105,6 +105,21 @@ def _non_zero(node: Node, inputs: Inputs) -> list[Array]:
     return [np.array(np.nonzero(x), np.int64).reshape(x.ndim, -1)]
 
 
+@op("Unique")
+def _unique(node: Node, inputs: Inputs) -> list[Array]:
+    """Values (or slices along an axis) without repeats; where each first was, which each is, how often it was."""
+    x, axis = inputs[0], node.attrs.get("axis")
+    axis = None if axis is None else axis_of(axis, x.ndim)
+    made, first, which, counts = np.unique(x, True, True, True, axis=axis)
+    which = which.reshape(-1)
+    if not node.attrs.get("sorted", 1):
+        order = np.argsort(first, kind="stable")
+        made, first, counts = made.take(order, axis or 0), first[order], counts[order]
+        which = np.argsort(order, kind="stable")[which]
+    whole = [np.asarray(part, np.int64) for part in (first, which, counts)]
+    return [made, *whole][: len(node.outputs)]
+
+
 @op("OneHot")
 def _one_hot(node: Node, inputs: Inputs) -> list[Array]:
     indices, depth, values = inputs

@@ -11,6 +11,8 @@ from .table import Array, Inputs, axis_of, op
 
 __all__: list[str] = []
 
+_ALONG_ONE_AXIS = 13
+
 
 def _per_channel(x: Array, rank: int, axis: int) -> Array:
     return x.reshape([-1 if i == axis else 1 for i in range(rank)])
@@ -27,6 +29,42 @@ def _batch_normalization(node: Node, inputs: Inputs) -> list[Array] | None:
     scale, bias, mean, var = (_per_channel(p.astype(np.float64), x.ndim, min(1, x.ndim - 1)) for p in inputs[1:5])
     factor = scale / np.sqrt(var + node.attrs.get("epsilon", 1e-5))
     return [(x * factor + (bias - mean * factor)).astype(x.dtype)]
+
+
+@op("Softmax", "LogSoftmax", "Hardmax")
+def _softmax(node: Node, inputs: Inputs) -> list[Array]:
+    """Along one axis; before opset 13 over all dimensions from the axis on."""
+    x = inputs[0]
+    if node.opset >= _ALONG_ONE_AXIS:
+        rows, axis = x, axis_of(node.attrs.get("axis", -1), x.ndim)
+    else:
+        first = node.attrs.get("axis", 1)
+        first = first if first == x.ndim else axis_of(first, x.ndim)
+        rows, axis = x.reshape(int(np.prod(x.shape[:first], dtype=np.int64)), -1) if x.size else x, 1
+    if not x.size:
+        return [x]
+    if node.op == "Hardmax":
+        made = np.zeros(rows.shape, x.dtype)
+        np.put_along_axis(made, np.expand_dims(rows.argmax(axis), axis), np.ones((), x.dtype), axis)
+        return [made.reshape(x.shape)]
+    wide = rows.astype(np.float64 if x.dtype == np.float64 else np.float32)
+    low = wide - wide.max(axis, keepdims=True)
+    powers = np.exp(low)
+    total = powers.sum(axis, keepdims=True)
+    made = powers / total if node.op == "Softmax" else low - np.log(total)
+    return [made.astype(x.dtype).reshape(x.shape)]
+
+
+@op("LpNormalization")
+def _lp_normalization(node: Node, inputs: Inputs) -> list[Array]:
+    """Each x over its norm along the axis; 0 where that is 0."""
+    x = inputs[0]
+    wide, axis = x.astype(np.promote_types(x.dtype, np.float32)), axis_of(node.attrs.get("axis", -1), x.ndim)
+    if node.attrs.get("p", 2) == 1:
+        norm = np.abs(wide).sum(axis, keepdims=True)
+    else:
+        norm = np.sqrt((wide * wide).sum(axis, keepdims=True))
+    return [np.where(norm == 0, 0, wide / np.where(norm == 0, 1, norm)).astype(x.dtype)]
 
 
 @op("GlobalMaxPool", "GlobalAveragePool")

@@ -16,12 +16,38 @@ import numpy as np
 
 from ..errors import InvalidData, InvalidModel
 from ..graph.model import Node
-from . import arithmetic, chance, contrib, indexing, ml, movement, neural, reductions, sequences, trees, windows
+from . import (
+    arithmetic,
+    chance,
+    contrib,
+    indexing,
+    ml,
+    movement,
+    neural,
+    recurrent,
+    reductions,
+    sequences,
+    trees,
+    windows,
+)
 from .table import ANYTHING, STRINGS, TABLE, Array
 
 __all__ = ["evaluate", "has_numeric"]
 
-_FAMILIES = (arithmetic, chance, contrib, indexing, ml, movement, neural, reductions, sequences, trees, windows)
+_FAMILIES = (
+    arithmetic,
+    chance,
+    contrib,
+    indexing,
+    ml,
+    movement,
+    neural,
+    recurrent,
+    reductions,
+    sequences,
+    trees,
+    windows,
+)
 
 
 def has_numeric(node: Node) -> bool:

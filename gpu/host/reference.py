@@ -19,6 +19,7 @@ from ..errors import InvalidData, UnsupportedOperator
 from ..graph.model import Node, Value
 from . import numeric
 from .control import CONTROL, evaluate_control
+from .older import modern
 from .protobuf import captured, node_proto, tensor_type
 from .table import Array
 
@@ -72,7 +73,17 @@ def _evaluate(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], che
 
         return evaluate_control(node, inputs, outer, evaluate)
     made = numeric.evaluate(node, inputs)
-    return evaluate_reference(node, inputs, outer) if made is None else made
+    if made is not None:
+        return made
+    instead = modern(node, inputs)
+    if not instead:
+        return evaluate_reference(node, inputs, outer)
+    value = inputs[0]
+    for newer, further in instead:
+        made = evaluate_reference(newer, [value, *further], outer)
+        value = made[0]
+    assert made is not None
+    return made
 
 
 def evaluate_reference(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any] | None = None) -> list[Any]:

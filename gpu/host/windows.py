@@ -146,18 +146,39 @@ def _conv_transpose(node: Node, inputs: Inputs) -> list[Array] | None:
 @op("MaxPool", "AveragePool")
 def _pool(node: Node, inputs: Inputs) -> list[Array] | None:
     x, most = inputs[0], node.op == "MaxPool"
-    if x.dtype.isbuiltin != 1 or x.ndim < 3 or any(v is not None for v in node.outputs[1:]):
+    if x.dtype.isbuiltin != 1 or x.ndim < 3:
         return None
     shape, wide = x.shape[2:], x.dtype if most else np.promote_types(x.dtype, np.float32)
     window = _window(node, shape, list(node.attrs["kernel_shape"]))
     counts = _counts(window, shape, bool(node.attrs.get("ceil_mode")))
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     padded = _padded(x.astype(wide, copy=False), window, counts, lowest if most else 0)
+    if any(v is not None for v in node.outputs[1:]):
+        return _places(node, x, padded, window, counts)
     out = np.full((*x.shape[:2], *counts), lowest if most else 0, wide)
     for _, starts in window.taps():
         part = padded[window.at(starts, counts)]
         out = np.maximum(out, part) if most else out + part
     return [out if most else (out / _covered(node, window, shape, counts)).astype(x.dtype)]
+
+
+def _places(node: Node, x: Array, padded: Array, window: _Window, counts: list[int]) -> list[Array]:
+    """The maxima, and where in the whole input each lies (the first of equals)."""
+    shape = x.shape[2:]
+    own = np.arange(prod(shape), dtype=np.int64).reshape(shape, order="F" if node.attrs.get("storage_order") else "C")
+    own = own + (np.arange(prod(x.shape[:2])) * prod(shape)).reshape(*x.shape[:2], *[1] * len(shape))
+    numbers = _padded(own, window, counts, -1)
+    out, at = None, None
+    for _, starts in window.taps():
+        part, there = padded[window.at(starts, counts)], numbers[window.at(starts, counts)]
+        if out is None or at is None:
+            out, at = part.copy(), there.copy()
+            continue
+        better = (there >= 0) & ((at < 0) | (part > out))
+        out, at = np.where(better, part, out), np.where(better, there, at)
+    assert out is not None
+    assert at is not None
+    return [out, at]
 
 
 def _covered(node: Node, window: _Window, shape: tuple[int, ...], counts: list[int]) -> Array:

@@ -30,6 +30,7 @@ FAMILIES = tuple(
         "attention_contrib",
         "quantise_contrib",
         "scatter",
+        "deform",
         "det",
         "spectral",
         "einsum",

@@ -10,9 +10,10 @@ import numpy as np
 from .attention import Mask, Scores, attend, heads_first, heads_last, joined, lengths, only_floats, rotated
 from .contrib import MS, like
 from .elementwise import operands
+from .integer import integer_product
 from .matmul import product
 from .move import slices
-from .quantise import optional
+from .quantise import optional, scaled
 from .registry import NoKernel, Operator, op
 from .window import bad
 
@@ -114,8 +115,43 @@ class MultiHeadAttention(Operator):
         return plan.map("x + b", {"x": x, "b": bias}, shape=x.shape)
 
 
+class _Projected(Operator):
+    num_heads: int
+    do_rotary: int
+    mask_filter_value: float
+    past_present_share_buffer: int
+    scale: float
+    unidirectional: int
+
+    def attended(
+        self,
+        plan: Lowering,
+        made: Tensor,
+        sizes: Sequence[int],
+        padding: Tensor | None,
+        past: Tensor | None,
+        added: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attention over queries, keys and values side by side; also the keys and values: [2, b, heads, t, d]."""
+        if self.do_rotary or self.past_present_share_buffer:
+            raise NoKernel("rotary embeddings, or a cache that is written in place")
+        q, k, v = (heads_first(plan, part, self.num_heads) for part in _parts(plan, made, sizes))
+        before = 0
+        if past is not None:
+            before = past.shape[3]
+            old = [plan.view(slices(plan, past, {0: slice(n, n + 1)}), past.shape[1:]) for n in range(2)]
+            k, v = joined(plan, [old[0], k], 2), joined(plan, [old[1], v], 2)
+        low = self.mask_filter_value
+        extra = _both(plan, _padding(plan, padding, q.shape[0], q.shape[2], k.shape[2], low), added)
+        scale = self.scale or 1 / math.sqrt(q.shape[3] or 1)
+        y = heads_last(plan, attend(plan, q, k, v, scale, Mask(extra, bool(self.unidirectional), before)))
+        if plan.outputs == 1:
+            return y, y
+        return y, joined(plan, [plan.view(t, (1, *t.shape)) for t in (k, v)], 0)
+
+
 @op("Attention", domain=MS)
-class Attention(Operator):
+class Attention(_Projected):
     """y = attention over x W + bias, [b, s, c]: queries, keys and values side by side; outputs: y, keys and values."""
 
     num_heads: int
@@ -131,28 +167,36 @@ class Attention(Operator):
         x, weights = operands(plan, inputs, 2)
         bias, padding, past, added = (optional(inputs, index) for index in range(2, 6))
         only_floats(plan, x, weights, bias, past, added)
-        if self.do_rotary or self.past_present_share_buffer:
-            raise NoKernel("rotary embeddings, or a cache that is written in place")
         if x.rank != 3 or weights.rank != 2 or x.shape[2] != weights.shape[0]:
             raise bad(plan, "x [b, s, c] and weights [c, n]", f"{list(x.shape)} and {list(weights.shape)}")
         made = product(plan, x, weights, (*x.shape[:2], weights.shape[1]))
         if bias is not None:
             made = plan.map("x + b", {"x": made, "b": bias}, shape=made.shape)
         sizes = list(self.qkv_hidden_sizes) or [weights.shape[1] // 3] * 3
-        q, k, v = (heads_first(plan, part, self.num_heads) for part in _parts(plan, made, sizes))
-        before = 0
-        if past is not None:
-            before = past.shape[3]
-            old = [plan.view(slices(plan, past, {0: slice(n, n + 1)}), past.shape[1:]) for n in range(2)]
-            k, v = joined(plan, [old[0], k], 2), joined(plan, [old[1], v], 2)
-        extra = _both(plan, _padding(plan, padding, q.shape[0], q.shape[2], k.shape[2], self.mask_filter_value), added)
-        scale = self.scale or 1 / math.sqrt(q.shape[3] or 1)
-        y = attend(plan, q, k, v, scale, Mask(extra, bool(self.unidirectional), before))
-        outputs = [like(plan, heads_last(plan, y))]
-        if plan.outputs > 1:
-            pair = [plan.view(t, (1, *t.shape)) for t in (k, v)]
-            outputs.append(like(plan, joined(plan, pair, 0)))
-        return tuple(outputs)
+        outputs = self.attended(plan, made, sizes, padding, past, added)
+        return tuple(like(plan, t) for t in outputs[: plan.outputs])
+
+
+@op("QAttention", domain=MS)
+class QAttention(_Projected):
+    """y = attention over dequantised x W + bias, [b, s, c]; outputs: y, keys and values."""
+
+    num_heads: int
+    do_rotary: int = 0
+    mask_filter_value: float = -10000.0
+    past_present_share_buffer: int = 0
+    scale: float = 0.0
+    unidirectional: int = 0
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """Add the kernels."""
+        x, weights, bias, x_scale, w_scale = operands(plan, inputs, 5)
+        padding, x_zero, w_zero, past = (optional(inputs, index) for index in range(5, 9))
+        only_floats(plan, bias, x_scale, w_scale, past)
+        if x.rank != 3:
+            raise bad(plan, "x [b, s, c]", list(x.shape))
+        made = scaled(plan, integer_product(plan, x, weights, x_zero, w_zero, 1), x_scale, w_scale, bias)
+        return self.attended(plan, made, [weights.shape[1] // 3] * 3, padding, past, None)[: plan.outputs]
 
 
 @op("GroupQueryAttention", domain=MS)

@@ -15,7 +15,7 @@ from .conv import Conv
 from .elementwise import operands
 from .gather import picked_rows
 from .hosted import hosted
-from .matmul import product
+from .matmul import Gemm, product
 from .move import slices, strided
 from .normalise import moments
 from .quantise import optional
@@ -138,11 +138,32 @@ class FusedConv(Conv):
         if z is not None:
             made = plan.map("x + z", {"x": made, "z": z}, shape=made.shape)
         if self.activation:
-            wgsl = _ACTIVATIONS.get(self.activation)
-            params = {f"p{k}": v for k, v in enumerate(self.activation_params) if f"p{k}" in (wgsl or "")}
-            if wgsl is None or ("p0" in wgsl) != ("p0" in params) or ("p1" in wgsl) != ("p1" in params):
-                raise NoKernel(f"activation {self.activation} with {len(self.activation_params)} parameters")
-            made = plan.map(wgsl, {"x": made}, params=params)
+            made = _activated(plan, made, self.activation, self.activation_params)
+        return like(plan, made)
+
+
+def _activated(plan: Lowering, x: Tensor, activation: str, numbers: Sequence[float]) -> Tensor:
+    wgsl = _ACTIVATIONS.get(activation)
+    params = {f"p{k}": v for k, v in enumerate(numbers) if f"p{k}" in (wgsl or "")}
+    if wgsl is None or ("p0" in wgsl) != ("p0" in params) or ("p1" in wgsl) != ("p1" in params):
+        raise NoKernel(f"activation {activation} with {len(numbers)} parameters")
+    return plan.map(wgsl, {"x": x}, params=params)
+
+
+@op("FusedGemm", domain=MS)
+class FusedGemm(Gemm):
+    """y = activation(alpha * a' @ b' + beta * c)."""
+
+    activation: str = ""
+    activation_alpha: float | None = None
+    activation_beta: float | None = None
+
+    def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
+        """Add the kernel; the rest is fused onto it."""
+        made = super().lower(plan, *inputs)
+        if self.activation:
+            numbers = [n for n in (self.activation_alpha, self.activation_beta) if n is not None]
+            made = _activated(plan, made, self.activation, numbers)
         return like(plan, made)
 
 

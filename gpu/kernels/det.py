@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .elementwise import operands
-from .kernel import Binding, Kernel
+from .kernel import Binding, Kernel, Scalar
 from .registry import NoKernel, Operator, op
 from .window import MOST_TURNS, bad
 
@@ -46,7 +46,8 @@ if (m < params.total) {
     }
     y[m] = value;
 }"""
-    return Kernel("det", body, (), (Binding("A"), Binding("y")), (("total", "u32"), ("n", "u32")), result=None, lanes=32)
+    params: tuple[tuple[str, Scalar], ...] = (("total", "u32"), ("n", "u32"))
+    return Kernel("det", body, (), (Binding("A"), Binding("y")), params, result=None, lanes=32)
 
 
 @op("Det", since=11)
@@ -65,6 +66,7 @@ class Det(Operator):
         source, made, work = plan.storage(x), plan.new(x.dtype, shape), plan.new(x.dtype, x.shape)
         plan.copy(source, 0, plan.storage(work), 0, x.size)
         count = math.prod(shape)
-        plan.dispatch(_kernel(), [], [plan.storage(work), plan.storage(made)], {"total": count, "n": n}, -(-count // 32),
-                      flops=float(count * n**3))
+        params = {"total": count, "n": n}
+        writes = [plan.storage(work), plan.storage(made)]
+        plan.dispatch(_kernel(), [], writes, params, -(-count // 32), flops=float(count * n**3))
         return made

@@ -23,7 +23,7 @@ __all__ = ["ERF", "IS_NAN", "LOG", "TANH", "arcsine", "log1p", "sine"]
 IS_NAN = "(bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u"
 LOG = (
     "select(select(select(log({x}), -params.inf, {x} == 0.0), params.nan, {x} < 0.0), {x},"
-    " (bitcast<u32>({x}) & 0x7fffffffu) >= 0x7f800000u && !({x} < 0.0))"
+    " ((bitcast<u32>({x}) & 0x7fffffffu) >= 0x7f800000u) & !({x} < 0.0))"
 )
 TANH = (
     "select(sign({x}) * (1.0 - 2.0 / (exp(2.0 * min(abs({x}), 15.0)) + 1.0)), fma({x} * ({x} * {x}), fma({x} * {x},"
@@ -230,7 +230,7 @@ class Acosh(Elementwise):
 
     wgsl = (
         "select(select(log(x + sqrt((x - 1.0) * (x + 1.0))), log(x) + 0.69314718, x > 1e8), params.nan,"
-        f" x < 1.0 || {IS_NAN})"
+        f" (x < 1.0) | ({IS_NAN}))"
     )
 
 
@@ -242,7 +242,7 @@ class Atanh(Elementwise):
         "select(select(sign(x) * select(0.5 * log((1.0 + abs(x)) / (1.0 - abs(x))), params.inf, abs(x) == 1.0),"
         " x * fma(x * x, fma(x * x, fma(x * x, fma(x * x, fma(x * x, fma(x * x, fma(x * x, 6.66666667e-2,"
         " 7.69230769e-2), 9.09090909e-2), 1.11111111e-1), 1.42857143e-1), 0.2), 3.33333333e-1), 1.0),"
-        f" abs(x) < 0.333), params.nan, abs(x) > 1.0 || {IS_NAN})"
+        f" abs(x) < 0.333), params.nan, (abs(x) > 1.0) | ({IS_NAN}))"
     )
 
 

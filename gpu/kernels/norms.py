@@ -27,7 +27,7 @@ def _power(p: float) -> str:
 
 
 def _root(plan: Lowering, x: Tensor, p: float) -> Tensor:
-    """x ** (1 / p)."""
+    """X ** (1 / p)."""
     if p == 1.0:
         return x
     return plan.map("sqrt(v)" if p == 2.0 else f"select(pow(v, {1 / p!r}), 0.0, v == 0.0)", {"v": x})

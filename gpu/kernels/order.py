@@ -10,7 +10,7 @@ import numpy as np
 
 from .elementwise import operands
 from .hosted import iota
-from .kernel import Binding, Kernel
+from .kernel import Binding, Kernel, Scalar
 from .reduce import choose_chunk, kept_shape
 from .registry import NoKernel, Operator, op
 from .window import bad
@@ -274,7 +274,7 @@ if (t < params.total) {
     let o = t / params.inner / params.kept;
     let place = found[(o * params.inner + j) * params.kept + r];
 """
-_PLACE_PARAMS = tuple((n, "u32") for n in ("total", "size", "inner", "kept"))
+_PLACE_PARAMS: tuple[tuple[str, Scalar], ...] = tuple((n, "u32") for n in ("total", "size", "inner", "kept"))
 
 
 @lru_cache

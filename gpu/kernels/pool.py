@@ -62,8 +62,8 @@ let e{a} = min(params.kernel{a}, (max(params.size{a} - s{a}, 0) + d{a} - 1) / d{
         "avg": ("0.0", "value += X[u32(at)];", f"value / f32({real})"),
         "padded": ("0.0", "value += X[u32(at)];", f"value / f32({counted})"),
         "sum": ("0.0", "value += X[u32(at)];", "value"),
-        "rows": _ARGMAX_START + ("place",),
-        "columns": _ARGMAX_START + (_COLUMNS,),
+        "rows": (*_ARGMAX_START, "place"),
+        "columns": (*_ARGMAX_START, _COLUMNS),
     }[kind]
     body = f"""let i = group * {lanes}u + lane;
 if (i >= params.count) {{ return; }}

@@ -30,6 +30,7 @@ __all__ = [
     "optional",
     "quantised",
     "quantised_dtype",
+    "scaled",
     "spread",
 ]
 
@@ -179,6 +180,14 @@ zero[0] = u32(round(clamp(0.0 - l / s, 0.0, 255.0)));"""
         result=None,
         lanes=1,
     )
+
+
+def scaled(plan: Lowering, made: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Whole numbers times both scales, and a bias added."""
+    a_scale, b_scale = (plan.view(t, ()) if t.size == 1 else t for t in (a_scale, b_scale))
+    factor = plan.map("a * b", {"a": a_scale, "b": b_scale})
+    value = plan.map("f32(x) * f", {"x": made, "f": factor}, dtype=np.float32, shape=made.shape)
+    return value if bias is None else plan.map("x + b", {"x": value, "b": bias}, shape=made.shape)
 
 
 @op("QuantizeLinear", since=10)

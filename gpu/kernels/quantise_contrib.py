@@ -21,6 +21,7 @@ from .quantise import (
     optional,
     quantised,
     quantised_dtype,
+    scaled,
 )
 from .reduce import SUM, fold
 from .registry import NoKernel, Operator, op
@@ -96,14 +97,6 @@ class MatMulNBits(Operator):
         return self._elements(zeros, n)[:, :blocks].T.astype(np.float32)
 
 
-def _scaled(plan: Lowering, made: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Whole numbers times both scales, and a bias added."""
-    a_scale, b_scale = (plan.view(t, ()) if t.size == 1 else t for t in (a_scale, b_scale))
-    factor = plan.map("a * b", {"a": a_scale, "b": b_scale})
-    value = plan.map("f32(x) * f", {"x": made, "f": factor}, dtype=np.float32, shape=made.shape)
-    return value if bias is None else plan.map("x + b", {"x": value, "b": bias}, shape=made.shape)
-
-
 @op("MatMulIntegerToFloat", domain=MS)
 class MatMulIntegerToFloat(Operator):
     """y = (a - a_zero) @ (b - b_zero) * a_scale * b_scale + bias: bytes -> f32."""
@@ -114,7 +107,7 @@ class MatMulIntegerToFloat(Operator):
         bias = optional(inputs, 6)
         only_floats(plan, a_scale, b_scale, bias)
         made = integer_product(plan, a, b, optional(inputs, 4), optional(inputs, 5), 1)
-        return like(plan, _scaled(plan, made, a_scale, b_scale, bias), 2)
+        return like(plan, scaled(plan, made, a_scale, b_scale, bias), 2)
 
 
 @op("DynamicQuantizeMatMul", domain=MS)
@@ -129,7 +122,7 @@ class DynamicQuantizeMatMul(Operator):
         scale, zero = dynamic_range(plan, a)
         shown = quantised(plan, a, scale, zero, np.dtype(np.uint8), a.shape)
         made = integer_product(plan, plan.held(shown), b, plan.held(zero), b_zero, 1)
-        return like(plan, _scaled(plan, made, scale, b_scale, bias))
+        return like(plan, scaled(plan, made, scale, b_scale, bias))
 
 
 class _Wide(Operator):
@@ -258,7 +251,7 @@ class QGemm(_Wide):
         made = integer_product(plan, a, b, a_zero, b_zero, 3)
         if c is not None:
             made = plan.map("x + c", {"x": made, "c": c}, shape=made.shape)
-        value = _scaled(plan, made, a_scale, b_scale, None)
+        value = scaled(plan, made, a_scale, b_scale, None)
         if self.alpha != 1.0:
             value = plan.map("x * params.alpha", {"x": value}, params={"alpha": self.alpha})
         if y_scale is None:

@@ -104,8 +104,8 @@ def _function_code(cell: Cell) -> tuple[str, list[str]]:
         cases = []
         for d, functions in enumerate(cell.functions):
             text, alpha, beta = _FUNCTIONS[functions[place]]
-            for letter, name, value in (("A", "alpha", alpha), ("B", "beta", beta)):
-                if value is not None:
+            for letter, name, default in (("A", "alpha", alpha), ("B", "beta", beta)):
+                if default is not None:
                     names.append(f"{name}{place}_{d}")
                     text = text.replace(letter, f"params.{name}{place}_{d}")
             cases.append(f"({text})")
@@ -237,7 +237,8 @@ def lower_plain(
         rows = time * batch
         flat = product(plan, plan.view(x, (rows, x.shape[2])), plan.view(w, (directions * width, w.shape[2])),
                        (rows, directions * width), b_transposed=True)
-        columns = strided(plan, r, (directions, hidden, width), (directions, hidden, width), (width * hidden, 1, hidden), 0)
+        dims = (directions, hidden, width)
+        columns = strided(plan, r, dims, dims, (width * hidden, 1, hidden), 0)
         reads = [plan.storage(flat), plan.storage(columns), zeros if b is None else plan.storage(b)]
         more = [plan.storage(t) for t in (lengths, peepholes) if t is not None]
         steps = contiguous_strides(y_shape)

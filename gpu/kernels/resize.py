@@ -161,6 +161,8 @@ class Resize(Operator):
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
         """Add a kernel for each axis that changes (nearest: one for all); the last may be fused onto."""
+        if self.mode not in ("nearest", "linear", "cubic"):
+            raise bad(plan, "mode nearest, linear or cubic", self.mode)
         x, roi, scales, sizes = (*inputs, None, None, None, None)[:4]
         if x is None:
             raise bad(plan, "an input", "none")

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from onnx import helper
 
 from ..errors import InvalidData
 from .elementwise import operands
@@ -72,10 +73,10 @@ if (t < params.rows) {{
     {"store(t, a);" if mode == "whole" else ""}
 }}"""
     reads = (Binding("x", kind), Binding("starts", kind)) if offset else (Binding("x", kind),)
-    return Kernel(
-        f"running_{how.name}", body, reads, params=tuple((n, "u32") for n in ("rows", "size", "inner", "piece", "pieces")),
-        result=kind, lanes=32, functions=f"fn put(a: {kind}, b: {kind}) -> {kind} {{ return {both}; }}\n",
-    )
+    functions = f"fn put(a: {kind}, b: {kind}) -> {kind} {{ return {both}; }}\n"
+    names = ("rows", "size", "inner", "piece", "pieces")
+    return Kernel(f"running_{how.name}", body, reads, params=tuple((n, "u32") for n in names), result=kind, lanes=32,
+                  functions=functions)
 
 
 @op("CumSum", since=11)
@@ -213,11 +214,9 @@ class EyeLike(Operator):
 
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
         """A constant: only the shape counts."""
-        import onnx
-
         (x,) = operands(plan, inputs, 1)
         if x.rank != 2:
             raise bad(plan, "2 dimensions", x.rank)
         given = plan.given[0] if plan.given else None
-        dtype = (given or x.dtype) if self.dtype is None else onnx.helper.tensor_dtype_to_np_dtype(self.dtype)
-        return plan.constant(np.eye(*x.shape, k=self.k).astype(dtype))
+        dtype = (given or x.dtype) if self.dtype is None else helper.tensor_dtype_to_np_dtype(self.dtype)
+        return plan.constant(np.eye(x.shape[0], x.shape[1], self.k).astype(dtype))

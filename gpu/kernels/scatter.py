@@ -61,8 +61,10 @@ def _grouped(flat: Array) -> Array:
     return table
 
 
-def scattered(plan: Lowering, x: Tensor, flat: tuple[Tensor, ...], place: Callable[..., Array], updates: Tensor, inner: int,
-              count: int, reduction: str) -> Tensor:
+def scattered(
+    plan: Lowering, x: Tensor, flat: tuple[Tensor, ...], place: Callable[..., Array], updates: Tensor, inner: int,
+    count: int, reduction: str,
+) -> Tensor:
     """A copy of x in which runs of `inner` elements are replaced by, or combined with, those of `updates`.
 
     Args:
@@ -133,7 +135,9 @@ if (i < params.total) {{
         let end = min(begin + params.most, u32(table[2u * params.count + row + 1u]));
         let place = u32(at) * params.inner + e;
         var a = y[place];
-        for (var k = begin; k < end; k++) {{ a = fold{4 if wide else ''}(a, updates[u32(table[k]) * params.inner + e]); }}
+        for (var k = begin; k < end; k++) {{
+            a = fold{4 if wide else ''}(a, updates[u32(table[k]) * params.inner + e]);
+        }}
         y[place] = a;
     }}
 }}"""
@@ -218,7 +222,8 @@ class ScatterElements(Operator):
 def _walk_kernel(reduction: str, kind: str, rank: int) -> Kernel:
     lines = ["let row = group * 32u + lane;\nif (row < params.rows) {\nvar n = row; var at = 0u; var read = 0u;"]
     for a in range(rank - 1, -1, -1):
-        lines.append(f"{{ let c = n % params.d{a}; n /= params.d{a}; at += c * params.s{a}; read += c * params.r{a}; }}")
+        lines.append(f"{{ let c = n % params.d{a}; n /= params.d{a};")
+        lines.append(f"at += c * params.s{a}; read += c * params.r{a}; }}")
     value = "updates[source]" if reduction == "none" else "fold(y[to], updates[source])"
     lines.append(f"""for (var k = params.first; k < params.last; k++) {{
 let source = read + k * params.step;

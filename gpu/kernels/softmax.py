@@ -54,7 +54,7 @@ def softmax(
             plan.storage(powers)
         total = fold(plan, powers, outer, size, inner, SUM, (outer, 1, inner))
         plan.storage(total)
-        lost = f"select({{value}}, params.nan, {_LOST.replace('top', 'm')}{' && !(m < 0.0)' if masked else ''})"
+        lost = f"select({{value}}, params.nan, ({_LOST.replace('top', 'm')}){' & !(m < 0.0)' if masked else ''})"
         nan = {"nan": math.nan}
         if log:
             made = plan.map(lost.format(value="x - m - log(s)"), {"x": values, "m": top, "s": total}, params=nan)

@@ -95,6 +95,15 @@ def test_a_number_that_is_out_of_range_is_told() -> None:
         check([1, 300], info("uint8", ("n",)))
 
 
+def test_values_are_told_only_where_they_are_the_fault() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check(np.zeros(2, np.int32), info("int64", ("n",)))
+    assert caught.value.got == "int32 of shape (2)"
+    with pytest.raises(InvalidInput) as caught:
+        check([1, 2, 3], info("int64", (2,)))
+    assert caught.value.got == "int64 of shape (3)"
+
+
 def test_scalars() -> None:
     array = check(3, info("int64", ()))
     assert array.shape == ()

@@ -22,7 +22,7 @@ SOFT, HARD, OTHER = fake(0, "llvmpipe", "software"), fake(1, "Radeon", "hardware
 
 @pytest.mark.parametrize(
     ("selector", "chosen"),
-    [(None, HARD), (0, SOFT), ("2", OTHER), ("geforce", OTHER), ("LLVM", SOFT), ("driver", HARD)],
+    [(None, HARD), ("", HARD), (0, SOFT), ("2", OTHER), ("geforce", OTHER), ("LLVM", SOFT), ("driver", HARD)],
 )
 def test_choosing_an_adapter(monkeypatch, selector, chosen):
     monkeypatch.delenv("TRIONNX_ADAPTER", raising=False)
@@ -32,16 +32,24 @@ def test_choosing_an_adapter(monkeypatch, selector, chosen):
 def test_the_environment_chooses_where_the_caller_does_not(monkeypatch):
     monkeypatch.setenv("TRIONNX_ADAPTER", "2")
     assert choose_adapter(adapters=[SOFT, HARD, OTHER]) is OTHER
+    assert choose_adapter("", adapters=[SOFT, HARD, OTHER]) is OTHER
     assert choose_adapter(0, adapters=[SOFT, HARD, OTHER]) is SOFT
 
 
-@pytest.mark.parametrize(("selector", "there"), [("nope", [SOFT]), (7, [SOFT, HARD]), (None, [])])
-def test_no_adapter_says_what_there_is_and_both_ways_out(monkeypatch, selector, there):
+@pytest.mark.parametrize(("selector", "there"), [("nope", []), (None, []), (None, [SOFT]), (0, [SOFT])])
+def test_no_adapter_says_both_ways_to_get_one(monkeypatch, selector, there):
     monkeypatch.delenv("TRIONNX_ADAPTER", raising=False)
     with pytest.raises(NoAdapter, match="mesa-vulkan-drivers") as caught:
-        choose_adapter(selector, adapters=there)
+        choose_adapter(selector, ["hardware"], adapters=there)
     assert "trionnx[cpu]" in str(caught.value)
     assert all(a.name in str(caught.value) for a in there)
+
+
+@pytest.mark.parametrize("selector", ["nope", 7])
+def test_a_selector_that_fits_none_of_them_says_what_there_is(selector):
+    with pytest.raises(NoAdapter) as caught:
+        choose_adapter(selector, adapters=[SOFT, HARD])
+    assert str(caught.value) == f"no adapter fits {selector!r}; there are: 0: {SOFT}, 1: {HARD}"
 
 
 def test_results_do_not_depend_on_where_a_step_is_cut(open_model, parse, rng):

@@ -146,7 +146,7 @@ def test_two_classes_with_one_score(transform, positive, make_node: Make, oracle
 
 def test_a_class_that_no_leaf_names_is_not_chosen(make_node: Make, oracle: Oracle) -> None:
     """Its score is 0, and may be the highest."""
-    attrs = forest("class", [0, 2]) | {"classlabels_strings": ["x", "y", "z"]}
+    attrs: dict[str, Any] = forest("class", [0, 2]) | {"classlabels_strings": ["x", "y", "z"]}
     attrs["class_weights"] = [-abs(weight) for weight in attrs["class_weights"]]
     made = make_node("TreeEnsembleClassifier", [POINTS], opset=3, outputs=2, domain=ML, **attrs)
     agree(made, [POINTS], oracle)
@@ -181,8 +181,7 @@ def test_base_values_are_added_to_targets_that_no_leaf_gives_to(make_node: Make)
     ({"nodes_truenodeids": [1], "nodes_modes": ["BRANCH_LEQ", "BRANCH_LEQ"]}, "goes round in a circle"),
 ])
 def test_a_broken_forest_is_invalid_data(change, why, make_node: Make) -> None:
-    attrs = forest("target", [0], modes=MODES[:1]) | {"n_targets": 1}
-    attrs = {name: list(values) if isinstance(values, list) else values for name, values in attrs.items()}
+    attrs: dict[str, Any] = forest("target", [0], modes=MODES[:1]) | {"n_targets": 1}
     for name, values in change.items():
         attrs[name][: len(values)] = values
     if "circle" in why:

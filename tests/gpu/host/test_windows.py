@@ -115,8 +115,3 @@ def test_pools_of_other_ranks_and_dtypes(make_node: Make, oracle: Oracle) -> Non
 def test_what_does_not_fit(op: str, inputs: list[Any], attrs: dict[str, Any], words: str, make_node: Make) -> None:
     with pytest.raises(InvalidData, match=words):
         evaluate(make_node(op, inputs, **attrs), inputs)
-
-
-def test_indices_of_a_max_pool_are_left_to_the_reference(make_node: Make) -> None:
-    x = floats(1, 1, 4, 4)
-    assert evaluate(make_node("MaxPool", [x], outputs=2, kernel_shape=[2, 2]), [x]) is None

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 import trionnx.gpu.device.device as device_module
 import trionnx.gpu.graph.planner as planner_module
@@ -152,3 +153,20 @@ def force(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     elif name == "no subgroups":
         monkeypatch.setattr(device_module, "measure_subgroup", lambda device: 0)
     return name
+
+
+@pytest.fixture
+def by_reference() -> Callable[..., Any]:
+    """`by_reference(op, arrays, opset, outputs=1, **attrs)`: what onnx.reference makes of a node, as a list."""
+
+    def evaluate(op: str, arrays: Sequence[Array | None], opset: int, outputs: int = 1, **attrs: Any) -> list[Array]:
+        names = ["" if a is None else f"i{k}" for k, a in enumerate(arrays)]
+        made = [f"o{k}" for k in range(outputs)]
+        given = [helper.make_tensor_value_info(n, 1, None) for n in names if n]
+        wanted = [helper.make_tensor_value_info(n, 1, None) for n in made]
+        graph = helper.make_graph([helper.make_node(op, names, made, **attrs)], "g", given, wanted)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+        feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+        return [np.asarray(made) for made in ReferenceEvaluator(model).run(None, feeds)]
+
+    return evaluate

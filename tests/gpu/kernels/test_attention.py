@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -13,7 +15,7 @@ MS = "com.microsoft"
 INFINITE = F(-np.inf)
 
 
-def referenced(op, inputs, outputs, opset, **attrs):
+def referenced(op: str, inputs: Any, outputs: int, opset: int, **attrs: Any) -> list[Any]:
     """What onnx.reference makes of one node."""
     names = ["" if x is None else f"i{k}" for k, x in enumerate(inputs)]
     made = [f"o{k}" for k in range(outputs)]
@@ -27,7 +29,8 @@ def referenced(op, inputs, outputs, opset, **attrs):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     feeds = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
     with np.errstate(all="ignore"):
-        return ReferenceEvaluator(model).run(None, feeds)
+        evaluated: Any = ReferenceEvaluator(model).run(None, feeds)
+    return list(evaluated)
 
 
 def add(cases, op, *inputs, outputs=1, opset=24, fed=(), tol=2e-6, **attrs):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def some(rng, dtype, *shape):
     return np.asarray(rng.integers(low, high + 1, shape)).astype(dtype)
 
 
-def scalar(value, dtype=F):
+def scalar(value: float, dtype: Any = F) -> Any:
     return np.array(value, dtype)
 
 
@@ -161,3 +163,66 @@ def test_quantised_elementwise_operators(cases, rng):
     cases.add("DequantizeLinear", u, scalar(0.1), scalar(99, U8), domain=MS)
     cases.add("DequantizeLinear", u, scalar(0.1), scalar(99, U8), domain=MS, known=(0, 1, 2))
     cases.check()
+
+
+def test_fused_gemm(cases, rng):
+    a, b, c = normal(rng, 3, 20), normal(rng, 20, 7), normal(rng, 7)
+    cases.add("FusedGemm", a, b, c, domain=MS, activation="Relu", alpha=0.5)
+    slope = {"activation": "LeakyRelu", "activation_alpha": 0.2}
+    cases.add("FusedGemm", a, b.T.copy(), known=(1,), domain=MS, transB=1, **slope)
+    cases.check()
+
+
+def test_attention_with_quantised_projections(cases, rng):
+    x, weights, bias = some(rng, U8, 2, 5, 32), some(rng, I8, 32, 96), normal(rng, 96)
+    scales = scalar(0.02), scalar(0.01)
+    for mask in (None, np.array([5, 2], np.int32)):
+        inputs = x, weights, bias, *scales, mask, scalar(130, U8), scalar(0, I8)
+        cases.add("QAttention", *inputs, known=(1, 2, 4, 7), domain=MS, num_heads=4, tol=5e-6)
+    cases.check()
+
+
+def test_recurrent_products_that_are_quantised_in_the_run(cases, rng):
+    for direction, d in (("forward", 1), ("bidirectional", 2)):
+        x, w, r = normal(rng, 5, 2, 6), some(rng, I8, d, 6, 16), some(rng, I8, d, 4, 16)
+        scales, zeros = 0.005 + 0.005 * rng.random((d,), F), np.zeros((d,), I8)
+        bias, start = normal(rng, d, 32), normal(rng, 2, d, 2, 4)
+        inputs = x, w, r, bias, None, *start, None, scales, zeros, scales, zeros
+        attrs = {"hidden_size": 4, "direction": direction, "domain": MS, "outputs": 3, "tol": 1e-5}
+        cases.add("DynamicQuantizeLSTM", *inputs, known=(1, 2, 8, 9, 10, 11), **attrs)
+    cases.check(host=["DynamicQuantizeLSTM"])
+
+
+def test_rows_of_a_quantised_table(cases, rng):
+    table, scales, zeros = some(rng, U8, 9, 16), rng.random((9, 2), F), some(rng, U8, 9, 1)
+    indices = rng.integers(0, 9, (2, 3))
+    attrs = {"domain": MS, "block_size": 16, "bits": 4, "quantize_axis": 1}
+    cases.add("GatherBlockQuantized", table, indices, scales, fed=(1,), **attrs)
+    cases.add("GatherBlockQuantized", table, indices, scales, zeros, fed=(1,), **attrs)
+    cases.check(host=["GatherBlockQuantized"])
+
+
+def test_half_floats_stay_half_floats(cases, rng):
+    x, skip, gamma = (normal(rng, 2, 5, 32).astype(np.float16) for _ in range(3))
+    weights, scales = some(rng, U8, 8, 2, 8), rng.random(16, F).astype(np.float16)
+
+    def outputs(dtype):
+        a, b, c, d = (t.astype(dtype) for t in (x, skip, gamma, scales))
+        cases.cases.clear()
+        cases.add("SkipSimplifiedLayerNormalization", a, b, c[0, 0], domain=MS)
+        cases.add("FastGelu", a, c[0, 0], domain=MS)
+        cases.add("MultiHeadAttention", a, b, c, num_heads=4, domain=MS)
+        cases.add("FusedMatMul", a, b, transB=1, domain=MS)
+        cases.add("MatMulNBits", a, weights, d, known=(1, 2), K=32, N=8, bits=4, block_size=16, domain=MS)
+        numbered = list(enumerate(cases.cases))
+        feeds = {
+            f"i{number}_{k}": t
+            for number, case in numbered
+            for k, t in enumerate(case.inputs)
+            if t is not None and k not in case.known
+        }
+        return cases.open_model(cases.model(numbered, 18)).run(feeds)
+
+    for half, single in zip(outputs(np.float16), outputs(F), strict=True):
+        assert half.dtype == np.float16
+        np.testing.assert_allclose(half, single, rtol=1e-3, atol=1e-3)

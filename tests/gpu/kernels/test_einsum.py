@@ -7,10 +7,32 @@ from trionnx.gpu.errors import InvalidModel
 from trionnx.gpu.kernels.einsum import parse
 
 EQUATIONS = (
-    "ij->ji", "ij->", "ij->i", "ii->i", "ii", "...ii->...i", "iij->j", "ijk->kij",
-    "ij,jk->ik", "ij,jk", "bij,bjk->bik", "bhid,bhjd->bhij", "bhij,bhjd->bihd", "i,i->", "i,j->ij", "ij,ij->ij",
-    "ij,kl->ijkl", "ij,j->i", "...ij,...jk->...ik", "bid,d->bi", "ijk,jil->kl", "bnd,bde->bne",
-    "ij,jk,kl->il", "i,i,i->i", "ij,kj,k->i", "abc,cd,de,ea->b",
+    "ij->ji",
+    "ij->",
+    "ij->i",
+    "ii->i",
+    "ii",
+    "...ii->...i",
+    "iij->j",
+    "ijk->kij",
+    "ij,jk->ik",
+    "ij,jk",
+    "bij,bjk->bik",
+    "bhid,bhjd->bhij",
+    "bhij,bhjd->bihd",
+    "i,i->",
+    "i,j->ij",
+    "ij,ij->ij",
+    "ij,kl->ijkl",
+    "ij,j->i",
+    "...ij,...jk->...ik",
+    "bid,d->bi",
+    "ijk,jil->kl",
+    "bnd,bde->bne",
+    "ij,jk,kl->il",
+    "i,i,i->i",
+    "ij,kj,k->i",
+    "abc,cd,de,ea->b",
 )
 SIZES = dict(zip("abcdehijklmnz", (2, 3, 4, 5, 3, 2, 4, 5, 6, 3, 2, 7, 1), strict=True))
 
@@ -26,7 +48,14 @@ def test_equations(cases, rng, variant, known):
         terms = equation.split("->")[0].split(",")
         arrays = [rng.standard_normal(shape(t, "mb"), np.float32) for t in terms]
         want = np.einsum(equation, *(a.astype(np.float64) for a in arrays))
-        cases.add("Einsum", *arrays, equation=equation, want=want, tol=1e-5, known=(len(arrays) - 1,) * (known and len(arrays) > 1))
+        cases.add(
+            "Einsum",
+            *arrays,
+            equation=equation,
+            want=want,
+            tol=1e-5,
+            known=(len(arrays) - 1,) * (known and len(arrays) > 1),
+        )
     cases.check()
 
 
@@ -42,7 +71,9 @@ def test_sizes_of_one_and_none(cases, rng, variant):
     ):
         arrays = [rng.standard_normal(s, np.float32) for s in shapes]
         cases.add("Einsum", *arrays, equation=equation, want=np.einsum(equation, *arrays), tol=1e-5)
-    cases.add("Einsum", rng.integers(-5, 5, (3, 4), np.int32), rng.integers(-5, 5, (4, 2), np.int32), equation="ij,jk->ik")
+    cases.add(
+        "Einsum", rng.integers(-5, 5, (3, 4), np.int32), rng.integers(-5, 5, (4, 2), np.int32), equation="ij,jk->ik"
+    )
     cases.check()
 
 

@@ -15,7 +15,14 @@ def values(rng, shape):
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 def test_places_of_the_best(cases, rng, variant, op):
     for keep, last in itertools.product((0, 1), (0, 1)):
-        for shape, axis in (((5, 6, 7), 0), ((5, 6, 7), 1), ((5, 6, 7), -1), ((2, 900), 1), ((3000, 2), 0), ((0, 4), 1)):
+        for shape, axis in (
+            ((5, 6, 7), 0),
+            ((5, 6, 7), 1),
+            ((5, 6, 7), -1),
+            ((2, 900), 1),
+            ((3000, 2), 0),
+            ((0, 4), 1),
+        ):
             cases.add(op, values(rng, shape), axis=axis, keepdims=keep, select_last_index=last)
     cases.add(op, rng.integers(-99, 99, (5, 6), np.int32))
     cases.check()
@@ -25,8 +32,13 @@ def test_nan_is_larger_than_all_else(cases, variant):
     x = np.array([[1, np.nan, np.inf], [-np.inf, -1, -np.nan], [-0.0, 0.0, -1]], np.float32)
     cases.add("ArgMax", x, axis=1, keepdims=0, want=np.array([1, 2, 0]))
     cases.add("ArgMin", x, axis=1, keepdims=0, want=np.array([0, 0, 2]))
-    cases.add("TopK", x, np.array([3]), outputs=2,
-              want=[[[np.nan, np.inf, 1], [np.nan, -1, -np.inf], [0, 0, -1]], [[1, 2, 0], [2, 1, 0], [0, 1, 2]]])
+    cases.add(
+        "TopK",
+        x,
+        np.array([3]),
+        outputs=2,
+        want=[[[np.nan, np.inf, 1], [np.nan, -1, -np.inf], [0, 0, -1]], [[1, 2, 0], [2, 1, 0], [0, 1, 2]]],
+    )
     cases.check()
 
 
@@ -45,8 +57,14 @@ def test_hardmax_before_opset_13(cases, rng, variant):
 @pytest.mark.parametrize("largest", [0, 1])
 def test_top_k(cases, rng, variant, largest):
     for shape, axis, ks in (
-        ((3, 4, 5), -1, (0, 1, 5)), ((3, 4, 5), 1, (3,)), ((7, 2), 0, (7,)), ((2, 1000), 1, (1, 10, 300, 1000)),
-        ((300, 3), 0, (5, 257)), ((2, 257), 1, (257,)), ((1, 5000), 1, (600,)), ((1, 769), 1, (700,)),
+        ((3, 4, 5), -1, (0, 1, 5)),
+        ((3, 4, 5), 1, (3,)),
+        ((7, 2), 0, (7,)),
+        ((2, 1000), 1, (1, 10, 300, 1000)),
+        ((300, 3), 0, (5, 257)),
+        ((2, 257), 1, (257,)),
+        ((1, 5000), 1, (600,)),
+        ((1, 769), 1, (700,)),
     ):
         for k in ks:
             x = values(rng, shape)

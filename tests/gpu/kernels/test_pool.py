@@ -115,7 +115,8 @@ def test_unpooling(cases, rng, variant):
         cases.add("MaxUnpool", x, places, fed=fed, kernel_shape=[2, 2], strides=[2, 2], want=want)
         larger = np.zeros((2, 3, 5, 7), np.float32)
         larger[:, :, :4, :6] = want
-        cases.add("MaxUnpool", x, places, np.array([2, 3, 5, 7]), fed=fed, kernel_shape=[2, 2], strides=[2, 2], want=larger)
+        shape = np.array(larger.shape)
+        cases.add("MaxUnpool", x, places, shape, fed=fed, kernel_shape=[2, 2], strides=[2, 2], want=larger)
     cases.check()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -30,8 +31,8 @@ def test_quantize_and_dequantize_per_tensor_axis_and_block(cases, rng, dtype):
     cases.add("QuantizeLinear", x, F(0.5), zero, want=rounded(x.clip(-1e9, 1e9), F(0.5), 3, dtype))
     for axis, size in ((0, 2), (1, 5), (-1, 6)):
         scale, zeros = 0.1 + rng.random(size, F), some(rng, dtype, size)
-        shape = [-1 if k == axis % 3 else 1 for k in range(3)]
-        wide, wanted = scale.reshape(shape), zeros.astype(np.int64).reshape(shape)
+        along = [-1 if k == axis % 3 else 1 for k in range(3)]
+        wide, wanted = scale.reshape(along), zeros.astype(np.int64).reshape(along)
         cases.add("QuantizeLinear", x, scale, zeros, want=rounded(x.clip(-1e9, 1e9), wide, wanted, dtype), axis=axis)
         q = some(rng, dtype, 2, 5, 6)
         cases.add("DequantizeLinear", q, scale, zeros, want=(q - wanted) * wide, axis=axis)
@@ -61,6 +62,30 @@ def test_quantize_without_zero_point_gives_uint8(cases, rng):
     cases.add("QuantizeLinear", x, F(0.25), want=rounded(x, F(0.25), 0, I8), output_dtype=3)
     cases.add("DequantizeLinear", np.array([[-5, 70000]], np.int32), F(0.5), want=np.array([[-2.5, 35000]], F))
     cases.check(opset=21)
+
+
+@pytest.mark.parametrize("rows", [3, 3000], ids=["small", "large"])
+@pytest.mark.parametrize("dtype", [I8, np.int32, ml_dtypes.int4, ml_dtypes.float8_e4m3fn])
+def test_known_weights_are_dequantised_once(cases, rng, rows, dtype):
+    x = (7 * rng.standard_normal((rows, 30))).clip(-8, 7).astype(dtype)
+    scale = rng.random((rows, 1), F) + F(0.1)
+    want = x.astype(F) * scale
+    cases.add("DequantizeLinear", x, scale[:, 0].copy(), known=(0, 1), want=want, axis=0)
+    blocks = np.repeat(scale, 3, 1) * np.array([1, 2, 3], F)
+    wide = x.astype(F) * np.repeat(blocks, 10, 1)
+    if dtype != np.int32:
+        cases.add("DequantizeLinear", x, blocks, known=(0, 1), want=wide, axis=1, block_size=10)
+    cases.check(opset=21)
+
+
+def test_quantised_weights_of_older_opsets(cases, rng):
+    q, zeros = some(rng, I8, 4, 30), some(rng, I8, 4)
+    scale = rng.random(4, F)
+    want = (q.astype(F) - zeros[:, None].astype(F)) * scale[:, None]
+    cases.add("DequantizeLinear", q, scale, zeros, known=(0, 1, 2), want=want, axis=0)
+    x = (9 * rng.standard_normal((4, 30))).astype(F)
+    cases.add("QuantizeLinear", x, F(0.5), I8(3), known=(0, 1, 2), want=rounded(x, F(0.5), 3, I8))
+    cases.check(opset=13)
 
 
 def test_dynamic_quantize_linear_covers_the_range_and_zero(cases, rng):

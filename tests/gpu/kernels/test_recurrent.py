@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,8 +63,20 @@ STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 ROWS = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
-def add_any(cases, rng, op, *, direction="forward", fed=(), lengths=None, states=False, peepholes=False, want=None, **attrs):
-    """A small cell; `fed`: the weights are feeds."""
+def add_any(
+    cases,
+    rng,
+    op,
+    *,
+    direction="forward",
+    fed=False,
+    lengths=None,
+    states=False,
+    peepholes=False,
+    by_reference=None,
+    **attrs,
+):
+    """A small cell; `fed`: the weights are feeds; `by_reference`: batches come first."""
     time, batch, inputs, hidden = 5, 3, 4, 6
     count = 2 if direction == "bidirectional" else 1
     rows = ROWS[op] * hidden
@@ -75,9 +88,15 @@ def add_any(cases, rng, op, *, direction="forward", fed=(), lengths=None, states
     arrays += [lengths, *(some(count, batch, hidden) if states else None for _ in range(STATES[op]))]
     if peepholes:
         arrays.append(some(count, 3 * hidden))
-    wanted = want and want(arrays)
-    cases.add(op, *arrays, known=() if fed else (1, 2, 3), outputs=1 + STATES[op], tol=1e-5, hidden_size=hidden,
-              direction=direction, want=wanted, **attrs)
+    attrs |= {"hidden_size": hidden, "direction": direction}
+    want = None
+    if by_reference is not None:
+        arrays[0] = arrays[0].transpose(1, 0, 2).copy()
+        arrays[5:] = [None if a is None else a.transpose(1, 0, 2).copy() for a in arrays[5:]]
+        attrs["layout"] = 1
+        want = by_reference(op, arrays, 18, 1 + STATES[op], **attrs)
+    known = () if fed else (1, 2, 3)
+    cases.add(op, *arrays, known=known, outputs=1 + STATES[op], tol=1e-5, want=want, **attrs)
 
 
 DIRECTIONS = ("forward", "reverse", "bidirectional")
@@ -116,37 +135,32 @@ def test_peepholes_and_clipped_and_coupled_gates(cases, rng, variant):
 
 @pytest.mark.parametrize(
     ("name", "alpha", "beta"),
-    [("Relu", (), ()), ("Sigmoid", (), ()), ("Affine", (0.5,), (0.1,)), ("LeakyRelu", (0.2,), ()),
-     ("ThresholdedRelu", (0.3,), ()), ("ScaledTanh", (0.7,), (1.2,)), ("HardSigmoid", (0.3,), (0.4,)),
-     ("Elu", (0.8,), ()), ("Softsign", (), ()), ("Softplus", (), ())],
+    [
+        ("Relu", (), ()),
+        ("Sigmoid", (), ()),
+        ("Affine", (0.5,), (0.1,)),
+        ("LeakyRelu", (0.2,), ()),
+        ("ThresholdedRelu", (0.3,), ()),
+        ("ScaledTanh", (0.7,), (1.2,)),
+        ("HardSigmoid", (0.3,), (0.4,)),
+        ("Elu", (0.8,), ()),
+        ("Softsign", (), ()),
+        ("Softplus", (), ()),
+    ],
 )
 def test_activation_functions(cases, rng, name, alpha, beta):
-    given = {key: list(value) for key, value in (("activation_alpha", alpha), ("activation_beta", beta)) if value}
-    add_any(cases, rng, "RNN", activations=[name], **given)
+    given: dict[str, Any] = {"activations": [name]}
+    given |= {key: list(value) for key, value in (("activation_alpha", alpha), ("activation_beta", beta)) if value}
+    add_any(cases, rng, "RNN", **given)
     add_any(cases, rng, "LSTM", activations=["HardSigmoid", "Tanh", "Relu"])
     add_any(cases, rng, "RNN", direction="bidirectional", activations=["Relu", "Tanh"])
     cases.check()
 
 
 @pytest.mark.parametrize("op", ROWS)
-def test_batch_first(cases, rng, variant, op):
-    from onnx import helper
-    from onnx.reference import ReferenceEvaluator
-
+def test_batch_first(cases, rng, variant, op, by_reference):
     for direction in DIRECTIONS:
-
-        def want(arrays, direction=direction):
-            made = [f"o{k}" for k in range(1 + STATES[op])]
-            arrays[0] = arrays[0].transpose(1, 0, 2).copy()
-            arrays[5:] = [None if a is None else a.transpose(1, 0, 2).copy() for a in arrays[5:]]
-            names = ["" if a is None else f"i{k}" for k, a in enumerate(arrays)]
-            node = helper.make_node(op, names, made, hidden_size=6, direction=direction, layout=1)
-            given = [helper.make_tensor_value_info(n, 1, None) for n in names if n]
-            graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info(n, 1, None) for n in made])
-            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-            return ReferenceEvaluator(model).run(None, {n: a for n, a in zip(names, arrays, strict=True) if n})
-
-        add_any(cases, rng, op, direction=direction, states=True, want=want, layout=1)
+        add_any(cases, rng, op, direction=direction, states=True, by_reference=by_reference)
     cases.check()
 
 

@@ -10,18 +10,6 @@ from trionnx.gpu.errors import InvalidData, InvalidModel
 PADDING = ("zeros", "border", "reflection")
 
 
-def by_reference(op, arrays, opset, **attrs):
-    from onnx import helper
-    from onnx.reference import ReferenceEvaluator
-
-    names = ["" if a is None else f"i{k}" for k, a in enumerate(arrays)]
-    node = helper.make_node(op, names, ["y"], **attrs)
-    given = [helper.make_tensor_value_info(n, 1, None) for n in names if n]
-    graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", 1, None)])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    return ReferenceEvaluator(model).run(None, {n: a for n, a in zip(names, arrays, strict=True) if n})[0]
-
-
 @pytest.mark.parametrize("corners", [0, 1])
 def test_grids(cases, rng, variant, corners):
     x = rng.standard_normal((2, 11, 5, 4), np.float32)
@@ -31,7 +19,7 @@ def test_grids(cases, rng, variant, corners):
     cases.check(opset=16)
 
 
-def test_grids_in_one_and_three_dimensions(cases, rng):
+def test_grids_in_one_and_three_dimensions(cases, rng, by_reference):
     line, cube = rng.standard_normal((2, 3, 7), np.float32), rng.standard_normal((1, 2, 3, 4, 5), np.float32)
     for mode, padding in itertools.product(("linear", "nearest", "cubic"), PADDING):
         for x, grid in ((line, rng.uniform(-1.5, 1.5, (2, 6, 1))), (cube, rng.uniform(-1.3, 1.3, (1, 2, 3, 2, 3)))):
@@ -48,9 +36,22 @@ def test_grids_in_one_and_three_dimensions(cases, rng):
 def test_regions(cases, rng, variant):
     x = rng.standard_normal((2, 3, 9, 11), np.float32)
     rois = np.array([[0, 0, 8, 8], [1.5, 2.5, 7, 4], [4, 4, 4.2, 4.1], [-3, -2, 14, 12]], np.float32)
-    for fed, mode, ratio, half in itertools.product(((), (2,)), ("avg", "max"), (0, 2), ("half_pixel", "output_half_pixel")):
-        cases.add("RoiAlign", x, rois, np.array([0, 1, 1, 0]), fed=fed, mode=mode, sampling_ratio=ratio,
-                  output_height=3, output_width=4, spatial_scale=0.8, tol=1e-5, coordinate_transformation_mode=half)
+    halves = ("half_pixel", "output_half_pixel")
+    for fed, mode, ratio, half in itertools.product(((), (2,)), ("avg", "max"), (0, 2), halves):
+        cases.add(
+            "RoiAlign",
+            x,
+            rois,
+            np.array([0, 1, 1, 0]),
+            fed=fed,
+            mode=mode,
+            sampling_ratio=ratio,
+            output_height=3,
+            output_width=4,
+            spatial_scale=0.8,
+            tol=1e-5,
+            coordinate_transformation_mode=half,
+        )
     cases.check(opset=16)
 
 
@@ -60,7 +61,7 @@ def test_regions_before_opset_16(cases, rng):
     cases.check(opset=10)
 
 
-def test_windows_added_up(cases, rng, variant):
+def test_windows_added_up(cases, rng, variant, by_reference):
     for image, block, attrs in (
         ((5, 6), (2, 3), {}),
         ((5, 5), (3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
@@ -71,28 +72,14 @@ def test_windows_added_up(cases, rng, variant):
         rank = len(image)
         pads, strides = attrs.get("pads", [0] * 2 * rank), attrs.get("strides", [1] * rank)
         dilations = attrs.get("dilations", [1] * rank)
-        blocks = [(n + pads[a] + pads[a + rank] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1
-                  for a, n in enumerate(image)]
+        blocks = [
+            (n + pads[a] + pads[a + rank] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1
+            for a, n in enumerate(image)
+        ]
         x = rng.standard_normal((2, 3 * int(np.prod(block)), int(np.prod(blocks))), np.float32)
         arrays = [x, np.array(image), np.array(block)]
         cases.add("Col2Im", *arrays, want=by_reference("Col2Im", arrays, 18, **attrs), **attrs)
     cases.check()
-
-
-def test_deformed_convolutions(cases, rng, variant):
-    def some(*shape):
-        return rng.standard_normal(shape, np.float32)
-
-    for masked, attrs, out in (
-        (True, {"pads": [1, 1, 1, 1], "kernel_shape": [2, 2]}, (6, 7)),
-        (False, {"strides": [2, 1], "kernel_shape": [2, 2]}, (2, 5)),
-        (True, {"group": 2, "offset_group": 2, "dilations": [2, 1], "kernel_shape": [2, 2]}, (3, 5)),
-    ):
-        groups, offsets = attrs.get("group", 1), attrs.get("offset_group", 1)
-        arrays = [some(2, 4, 5, 6), some(6, 4 // groups, 2, 2), some(2, offsets * 8, *out) / 2, some(6),
-                  some(2, offsets * 4, *out) if masked else None]
-        cases.add("DeformConv", *arrays, want=by_reference("DeformConv", arrays, 19, **attrs), tol=2e-5, **attrs)
-    cases.check(opset=19)
 
 
 def test_a_region_of_a_picture_that_is_not_there_fails_the_run(open_model, parse):

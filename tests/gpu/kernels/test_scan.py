@@ -10,7 +10,14 @@ from trionnx.gpu.errors import InvalidData
 
 def test_running_sums(cases, rng, variant):
     for exclusive, reverse in itertools.product((0, 1), (0, 1)):
-        for shape, axis in (((5, 6, 7), 0), ((5, 6, 7), 1), ((5, 6, 7), -1), ((3, 700), 1), ((2, 600, 3), 1), ((0, 4), 0)):
+        for shape, axis in (
+            ((5, 6, 7), 0),
+            ((5, 6, 7), 1),
+            ((5, 6, 7), -1),
+            ((3, 700), 1),
+            ((2, 600, 3), 1),
+            ((0, 4), 0),
+        ):
             x = rng.standard_normal(shape, np.float32)
             cases.add("CumSum", x, np.array(axis), exclusive=exclusive, reverse=reverse)
         cases.add("CumSum", rng.integers(-9, 9, (2, 300), np.int32), np.array(1), exclusive=exclusive, reverse=reverse)
@@ -37,10 +44,21 @@ def test_one_hot(cases, rng, variant):
     for fed in ((), (0,)):
         for axis in (0, 1, -1):
             cases.add("OneHot", rng.integers(-5, 5, (3, 4)), np.array(5), values, fed=fed, axis=axis)
-        cases.add("OneHot", np.array([0, 7, -8, -1, 2]), np.array([3]), np.array([0, 1], np.int32), fed=fed,
-                  want=np.array([[1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 1]]))
-    cases.add("OneHot", np.array([1.0, 0.0, -1.0], np.float32), np.array(3), values,
-              want=np.array([[2, 5, 2], [5, 2, 2], [2, 2, 5]]))
+        cases.add(
+            "OneHot",
+            np.array([0, 7, -8, -1, 2]),
+            np.array([3]),
+            np.array([0, 1], np.int32),
+            fed=fed,
+            want=np.array([[1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 1]]),
+        )
+    cases.add(
+        "OneHot",
+        np.array([1.0, 0.0, -1.0], np.float32),
+        np.array(3),
+        values,
+        want=np.array([[2, 5, 2], [5, 2, 2], [2, 2, 5]]),
+    )
     cases.check(opset=13)
 
 
@@ -57,8 +75,9 @@ def test_triangles(cases, rng, variant):
 def test_reversed_sequences(cases, rng, variant):
     for fed in ((), (1,)):
         cases.add("ReverseSequence", rng.random((5, 3, 2), np.float32), np.array([5, 1, 3]), fed=fed)
-        cases.add("ReverseSequence", rng.random((3, 5), np.float32), np.array([5, 1, 3]), fed=fed, batch_axis=0,
-                  time_axis=1)
+        cases.add(
+            "ReverseSequence", rng.random((3, 5), np.float32), np.array([5, 1, 3]), fed=fed, batch_axis=0, time_axis=1
+        )
     cases.check()
 
 

@@ -18,7 +18,7 @@ def test_scatter_elements(cases, rng, variant):
                 indices = rng.integers(-x.shape[axis], x.shape[axis], shape)
                 if reduction == "none":
                     size = x.shape[axis]
-                    picks = [rng.permutation(size)[:n] for n in [min(shape[axis], size)]][0]
+                    picks = rng.permutation(size)[: min(shape[axis], size)]
                     shape = tuple(len(picks) if a == axis % 3 else n for a, n in enumerate(shape))
                     indices = np.broadcast_to(np.expand_dims(picks, [a for a in range(3) if a != axis % 3]), shape)
                 updates = rng.integers(-9, 9, shape).astype(dtype)
@@ -65,8 +65,9 @@ def test_scatter_nd(cases, rng, variant):
 
 
 def test_scatter_of_old_opsets(cases, rng):
-    cases.add("Scatter", rng.random((3, 4), np.float32), np.array([[2, 1, 0, -1]]) % 3,
-              rng.random((1, 4), np.float32), axis=0)
+    cases.add(
+        "Scatter", rng.random((3, 4), np.float32), np.array([[2, 1, 0, -1]]) % 3, rng.random((1, 4), np.float32), axis=0
+    )
     cases.check(opset=9)
 
 
@@ -112,4 +113,6 @@ def test_an_index_out_of_range_fails_the_run(open_model, parse, op):
 def test_a_wrong_node_is_refused_by_name(open_model, parse):
     model = parse("g (float[3] x, int64[2,1] i, float[3] u) => (float[3] y) { [put] y = ScatterND(x, i, u) }")
     with pytest.raises(InvalidModel, match=r"'put'.*ScatterND.*updates of shape"):
-        open_model(model).run({"x": np.zeros(3, np.float32), "i": np.zeros((2, 1), np.int64), "u": np.ones(3, np.float32)})
+        open_model(model).run(
+            {"x": np.zeros(3, np.float32), "i": np.zeros((2, 1), np.int64), "u": np.ones(3, np.float32)}
+        )
