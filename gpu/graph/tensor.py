@@ -157,7 +157,7 @@ def as_words(array: Array) -> Array:
 def from_words(data: bytearray, dtype: np.dtype[Any], shape: Shape) -> Array:
     """The array that a buffer's bytes are."""
     if dtype == BOOL:
-        return (np.frombuffer(data, U32) != 0).reshape(shape)
+        bits: Array = np.frombuffer(data, U32) != 0
+        return bits.reshape(shape)
     held: Array = np.frombuffer(data, HELD.get(dtype, dtype))
-    made: Array = held.astype(dtype, copy=False).reshape(shape)
-    return made
+    return held.astype(dtype, copy=False).reshape(shape)

@@ -90,6 +90,7 @@ def lower_registers(
 
 
 def padded_rows(plan: Lowering, x: Tensor, size: int) -> Tensor:
+    """A tensor whose rows of `size` elements are filled up with zeros to a multiple of four."""
     if size % 4 == 0:
         return x
     flat = plan.view(x, (x.size // size, size))
@@ -287,5 +288,6 @@ def stores(tile: Tile, even_n: bool) -> list[str]:
 
 
 def put(vector: str) -> str:
+    """WGSL of `put(y, x, v)`: up to four elements of a row that starts at y, where n is no multiple of four."""
     guarded = "".join(f"if (x + {u}u < params.n) {{ store(y + x + {u}u, v[{u}]); }}\n" for u in range(4))
     return f"fn put(y: u32, x: u32, v: {vector}) {{\n{guarded}}}\n"

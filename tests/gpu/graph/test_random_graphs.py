@@ -382,7 +382,7 @@ def expand(graph: Builder) -> None:
     if x is None:
         return
     shape = [graph.one([1, 2, 3]) if size == 1 else size for size in x.array.shape]
-    shape = [graph.one([0, 1, 2]), *shape] if graph.chance() else shape
+    shape = [graph.one([2, 1, 3, 0]), *shape] if graph.chance() else shape
     array = np.broadcast_to(x.array, shape)
     graph.add("Expand", [x, graph.constant(np.array(shape, np.int64))], array, error=x.error, rounds=False)
 
@@ -435,8 +435,8 @@ KINDS += [transpose, reshape, unsqueeze, expand, concat, cut]
 @st.composite
 def graphs(draw: Any) -> Builder:
     graph = Builder(draw, draw(st.sampled_from([9, 11, 13, 18, 21])))
-    side = draw(st.sampled_from([1, 2, 3, 4, 9]))
-    sizes = draw(st.lists(st.sampled_from([0, 1, 2, 3, 5]), max_size=2))
+    side = draw(st.sampled_from([3, 4, 2, 1, 9]))
+    sizes = draw(st.lists(st.sampled_from([2, 3, 1, 5, 2, 3, 0]), max_size=2))
     for number in range(draw(st.integers(3, 5))):
         source(graph, number, (*sizes, side, side))
     for kind in draw(st.lists(st.sampled_from(KINDS), min_size=10, max_size=24)):

@@ -89,9 +89,6 @@ def test_tile_and_blocks(cases, rng):
     for mode in ("DCR", "CRD"):
         cases.add("DepthToSpace", rng.standard_normal((2, 18, 3, 4), np.float32), blocksize=3, mode=mode)
     cases.add("SpaceToDepth", rng.standard_normal((2, 3, 4, 6), np.float32), blocksize=2)
-    x = rng.standard_normal((2, 3, 4, 6), np.float32)
-    want = x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 1, 3, 5, 2, 4).reshape(2, 12, 2, 3)
-    cases.add("SpaceToDepth", x, blocksize=2, mode="CRD", want=want)
     cases.check(opset=13)
 
 
@@ -181,3 +178,10 @@ def test_wrong_graphs_are_refused_with_the_node_named(open_model, parse, body, m
     model = parse(f"g (float[2,3] x, float[2,4] z) => (float[N,M] y) {given} {{ {body} }}")
     with pytest.raises(InvalidModel, match=message):
         open_model(model).run({"x": np.zeros((2, 3), np.float32), "z": np.zeros((2, 4), np.float32)})
+
+
+def test_space_to_depth_with_columns_first(cases, rng):
+    x = rng.standard_normal((2, 3, 4, 6), np.float32)
+    want = x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 1, 3, 5, 2, 4).reshape(2, 12, 2, 3)
+    cases.add("SpaceToDepth", x, blocksize=2, mode="CRD", want=want)
+    cases.check(opset=28)

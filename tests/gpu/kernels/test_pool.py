@@ -109,9 +109,9 @@ def test_unpooling(cases, rng, variant):
     places = np.stack([rng.permutation(24)[:6].reshape(2, 3) for _ in range(6)]).reshape(2, 3, 2, 3)
     places += np.arange(6).reshape(2, 3, 1, 1) * 24
     for fed in ((), (1,)):
-        want = np.zeros(144, np.float32)
-        want[places.reshape(-1)] = x.reshape(-1)
-        want = want.reshape(2, 3, 4, 6)
+        flat = np.zeros(144, np.float32)
+        flat[places.reshape(-1)] = x.reshape(-1)
+        want = flat.reshape(2, 3, 4, 6)
         cases.add("MaxUnpool", x, places, fed=fed, kernel_shape=[2, 2], strides=[2, 2], want=want)
         larger = np.zeros((2, 3, 5, 7), np.float32)
         larger[:, :, :4, :6] = want

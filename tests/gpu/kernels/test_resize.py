@@ -129,7 +129,7 @@ def test_a_wrong_node_is_refused_by_name(open_model, parse):
 
 def test_antialias_and_corners_between_elements(cases, rng, variant, by_reference):
     for shape, scales in (((1, 2, 6, 9), (1, 1, 0.6, 0.3)), ((1, 1, 4, 4), (1, 1, 0.6, 2.0)), ((7,), (0.5,))):
-        x, scales = rng.random(shape, np.float32), np.array(scales, np.float32)
+        x, sizes = rng.random(shape, np.float32), np.array(scales, np.float32)
         for attrs in (
             {"mode": "linear", "antialias": 1},
             {"mode": "cubic", "antialias": 1},
@@ -137,6 +137,12 @@ def test_antialias_and_corners_between_elements(cases, rng, variant, by_referenc
             {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
             {"mode": "cubic", "coordinate_transformation_mode": "align_corners"},
         ):
-            want = by_reference("Resize", [x, None, scales], 19, **attrs)
-            cases.add("Resize", x, None, scales, known=(2,), want=want, tol=1e-5, **attrs)
+            want = by_reference("Resize", [x, None, sizes], 19, **attrs)
+            cases.add("Resize", x, None, sizes, known=(2,), want=want, tol=1e-5, **attrs)
     cases.check(opset=19)
+
+
+def test_an_unknown_mode_is_refused_by_name(open_model, parse):
+    model = parse('g (float[4] x) => (float[a] y) <int64[1] n = {8}> { [grow] y = Resize<mode = "wobbly">(x, , , n) }')
+    with pytest.raises(InvalidModel, match=r"'grow'.*Resize.*wobbly"):
+        open_model(model).run({"x": np.zeros(4, np.float32)})

@@ -14,6 +14,7 @@ def test_scatter_elements(cases, rng, variant):
     for fed, reduction in ((f, r) for f in ((), (1,)) for r in REDUCTIONS):
         for dtype in (np.float32, np.int32):
             x = rng.integers(-9, 9, (4, 5, 6)).astype(dtype)
+            shape: tuple[int, ...]
             for axis, shape in ((0, (3, 5, 6)), (1, (4, 9, 2)), (-1, (2, 1, 3)), (2, (4, 5, 0))):
                 indices = rng.integers(-x.shape[axis], x.shape[axis], shape)
                 if reduction == "none":
