@@ -94,6 +94,7 @@ BAD_ATTRIBUTES = {
     "Gather<axis = 4>(x, i)": "axis 4 is out of range for 4 dimensions",
     "Transpose<perm = [0, 1, 1, 2]>(x)": r"perm \[0, 1, 1, 2\] does not fit 4 dimensions",
     'Pad<mode = "wobbly">(x, p)': "unknown mode 'wobbly'",
+    'Resize<mode = "wobbly">(x, , f)': "wobbly",
     "Conv<group = 3>(x, w)": "expected X with 2 x 3 channels",
     "Conv<kernel_shape = [5, 5]>(x, w)": r"expected kernel_shape \[3, 3\] as in W, got \[5, 5\]",
     "Conv<dilations = [1]>(x, w)": "dilations",
@@ -109,9 +110,10 @@ BAD_ATTRIBUTES = {
 @pytest.mark.parametrize("call", BAD_ATTRIBUTES)
 async def test_a_bad_attribute_is_the_models_fault_and_names_the_node(call):
     model = parse(f"""g ({IMAGE}, float[4,2,3,3] w, int64[1] i, int64[1,2,8,8] j) => (float[N] y) {{
-        p = Constant<value = int64[8] {{0, 0, 1, 1, 0, 0, 1, 1}}>() y = {call}
+        p = Constant<value = int64[8] {{0, 0, 1, 1, 0, 0, 1, 1}}>()
+        f = Constant<value = float[4] {{1.0, 1.0, 2.0, 2.0}}>() y = {call}
     }}""")
-    model.graph.node[1].name = "culprit"
+    model.graph.node[2].name = "culprit"
     name = re.escape(f"node 'culprit' ({call.partition('<')[0].partition('(')[0]}): ")
     with pytest.raises(InvalidModel, match=f"^{name}.*{BAD_ATTRIBUTES[call]}"):
         await run(model)

@@ -6,7 +6,7 @@ They come out of pinned registry packages (examples/real_models.py) and are kept
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
