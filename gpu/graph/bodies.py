@@ -22,9 +22,9 @@ def body_of(node: Node, inputs: Sequence[Tensor | None]) -> Graph | None:
     """The body of a function, for inputs of these dtypes; None where the operator is none.
 
     The graph's inputs are the node's inputs that are given, its outputs those of the node's
-    outputs that are read, both in order. Made once per node and dtypes.
+    outputs that are read, both in order. Made once per node, dtypes and ranks.
     """
-    key = ("body", tuple(None if t is None else t.dtype for t in inputs))
+    key = ("body", tuple(None if t is None else (t.dtype, t.rank) for t in inputs))
     if key not in node.prepared:
         node.prepared[key] = _make(node, inputs)
     made: Graph | None = node.prepared[key]

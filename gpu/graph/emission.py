@@ -59,6 +59,7 @@ class Emission:
         self.known: dict[Tensor, Array] = {}
         self.uses: dict[Tensor, int] = {}
         self._let_go: set[Tensor] = set()
+        self._told: dict[Tensor, Tensor] = {}
         self.keys = 0
 
     def fork(self) -> Self:
@@ -66,6 +67,7 @@ class Emission:
         other = type(self)(self.target)
         other.placed, other.hosted, other.known = dict(self.placed), dict(self.hosted), dict(self.known)
         other.uses, other.keys, other._let_go = dict(self.uses), self.keys, set(self._let_go)
+        other._told = dict(self._told)
         return other
 
     # --- values -------------------------------------------------------------------------------
@@ -73,6 +75,14 @@ class Emission:
     def known_value(self, tensor: Tensor) -> Array | None:
         """The contents of a tensor if they are known while planning."""
         return tensor.value if tensor.value is not None else self.known.get(tensor)
+
+    def _fixed(self, tensor: Tensor) -> Tensor:
+        """A known tensor to keep things with: another one for each contents that a block's end has told."""
+        if tensor.value is not None or tensor not in self.known:
+            return tensor
+        if tensor not in self._told:
+            self._told[tensor] = Tensor(tensor.dtype, tensor.shape, value=self.known[tensor])
+        return self._told[tensor]
 
     def value(self, tensor: Tensor) -> Array:
         """The contents of a tensor, as planning needs them (a shape, axes, a condition).
@@ -149,6 +159,7 @@ class Emission:
             pack: makes the array to upload (4-byte elements; bool becomes u32); called at most
                 once, when the weight is uploaded, and may be slow.
         """
+        tensor = self._fixed(tensor)
         made = tensor.weights.get(key)
         if made is None:
             value = self.known_value(tensor)
@@ -160,6 +171,23 @@ class Emission:
 
             made = Storage(_padded(first[0].size * 4), "weight", fill)
             tensor.weights[key] = made
+        return made
+
+    def derive(self, tensor: Tensor, key: object, make: Callable[[Array], Array]) -> Tensor:
+        """A known tensor made of another one's contents, once per session where the model fixes them.
+
+        Args:
+            tensor: `known_value` is not None.
+            key: names what is made; with the tensor it identifies the result.
+            make: makes the contents.
+        """
+        tensor = self._fixed(tensor)
+        made = tensor.derived.get(key)
+        if made is None:
+            value = self.known_value(tensor)
+            assert value is not None
+            array = np.asarray(make(value))
+            made = tensor.derived[key] = Tensor(array.dtype, array.shape, value=array)
         return made
 
     def host_key(self, tensor: Tensor) -> int | None:
@@ -186,9 +214,8 @@ class Emission:
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """The same bytes under another shape of as many elements: no work."""
         shape = tuple(int(s) for s in shape)
-        value = self.known_value(tensor)
-        if value is not None:
-            return Tensor(tensor.dtype, shape, value=value.reshape(shape))
+        if self.known_value(tensor) is not None:
+            return self.derive(tensor, ("view", shape), lambda array: array.reshape(shape))
         if tensor.shape == shape:
             return tensor
         made = Tensor(tensor.dtype, shape)
@@ -279,12 +306,8 @@ class Emission:
             return
         program = link(kernel, epilogue)
         assert (len(reads), len(writes)) == (program.reads, program.writes), kernel.name
-        limit = self.target.max_binding_bytes
         for storage in (*reads, *writes):
-            if storage.nbytes > limit:
-                raise NoKernel(
-                    f"a tensor of {storage.nbytes} bytes is over the adapter's limit of {limit} for one binding"
-                )
+            self._seen(storage.nbytes)
         nbytes = sum(s.nbytes for s in (*reads, *writes))
         target = self.target
         cost = target.overhead_s + max(flops / target.flops_per_s, nbytes / target.bytes_per_s)
@@ -414,10 +437,13 @@ class Emission:
 
     def _fits(self, tensor: Tensor) -> Tensor:
         """Refuse, while there is a way round, what no dispatch could see in one piece. Raises TooLarge."""
-        nbytes, limit = self._nbytes(tensor), self.target.max_binding_bytes
+        self._seen(self._nbytes(tensor))
+        return tensor
+
+    def _seen(self, nbytes: int) -> None:
+        limit = self.target.max_binding_bytes
         if nbytes > limit:
             raise TooLarge(f"{nbytes} bytes are over the adapter's limit of {limit} for one buffer that a shader sees")
-        return tensor
 
     def _nbytes(self, tensor: Tensor) -> int:
         return _padded(tensor.size * 4)

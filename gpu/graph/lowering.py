@@ -57,8 +57,7 @@ class Lowering(Emission):
             return tensor
         shown = self._shown.get(tensor)
         if shown is None:
-            value = self.known_value(tensor)
-            if value is not None:
+            if self.known_value(tensor) is not None:
                 shown = self.derive(tensor, ("held", wide), lambda array: array.astype(wide))
             elif self.is_lazy(tensor):
                 shown = self.map("x", {"x": tensor}, dtype=wide)
@@ -66,22 +65,6 @@ class Lowering(Emission):
                 shown = self.retyped(tensor, wide)
             self._shown[tensor] = shown
         return shown
-
-    def derive(self, tensor: Tensor, key: object, make: Callable[[Array], Array]) -> Tensor:
-        """A known tensor made of another one's contents, once per session: its weights are uploaded once.
-
-        Args:
-            tensor: `known_value` is not None.
-            key: names what is made; with the tensor it identifies the result.
-            make: makes the contents.
-        """
-        made = tensor.derived.get(key)
-        if made is None:
-            value = self.known_value(tensor)
-            assert value is not None
-            array = np.asarray(make(value))
-            made = tensor.derived[key] = Tensor(array.dtype, array.shape, value=array)
-        return made
 
     def retyped(self, tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
         """The same bytes under another dtype that the device holds alike."""

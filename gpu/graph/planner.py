@@ -50,7 +50,6 @@ RANDOM = {
 FOLD_LIMIT = 1 << 16
 HOST_LIMIT = 1 << 12
 HOST_COST_S = 100e-6
-CONTINUATIONS = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,3 +245,17 @@ def test_what_no_shader_can_see_in_one_piece_is_the_hosts(open_model, parse, mon
         np.testing.assert_array_equal(y, np.maximum(x + 1, 0))
         np.testing.assert_array_equal(z, [1, 1])
         assert {e.op: e.where for e in driver.engine.explain()}["Relu"] == where
+
+
+def test_what_a_value_told_one_block_does_not_reach_another(open_model, parse):
+    driver = open_model(
+        parse(
+            "g (int32[N,2] x, int32[2] s) => (int32[M,2] y, int32[N,2] z)"
+            " <int32[2] e = {9999, 2}, int32[2] a = {0, 1}> { y = Slice(x, s, e, a) z = Add(x, s) }"
+        )
+    )
+    x = np.arange(20000, dtype=np.int32).reshape(10000, 2)
+    for s in ([3, 0], [7, 0], [3, 0]):
+        y, z = driver.run({"x": x, "s": np.array(s, np.int32)})
+        np.testing.assert_array_equal(y, x[s[0] : 9999])
+        np.testing.assert_array_equal(z, x + np.array(s, np.int32))
