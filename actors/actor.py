@@ -20,7 +20,6 @@ from ..gpu.seam import (
     Begin,
     Begun,
     BlockView,
-    Counts,
     Done,
     Dropped,
     Ended,
@@ -42,23 +41,25 @@ CLOSE_BOUND_S = 10.0
 """How long an engine's answer to close is waited for, in seconds, before it is abandoned."""
 
 OnReply = Callable[[Reply], None]
+IsNews = Callable[[Reply], bool]
 OnProgress = Callable[[str, int, int], None]
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class _Request:
-    """One message: how it is sent, who hears the reply, and the reply where its run has been stopped."""
+    """One message: how it is sent, who hears the reply, and how often its run had been stopped by then."""
 
-    __slots__ = ("on_reply", "refusal", "run", "send")
+    __slots__ = ("is_news", "on_reply", "run", "send", "stops")
 
     def __init__(
         self,
         send: Callable[[Engine, Done], None],
         on_reply: OnReply,
         run: int | None = None,
-        refusal: Reply | None = None,
+        stops: int = 0,
+        is_news: IsNews | None = None,
     ) -> None:
-        self.send, self.on_reply, self.run, self.refusal = send, on_reply, run, refusal
+        self.send, self.on_reply, self.run, self.stops, self.is_news = send, on_reply, run, stops, is_news
 
 
 class Actor:
@@ -77,7 +78,8 @@ class Actor:
         self._outbox, self._mailbox = trio.open_memory_channel[_Request](math.inf)
         self._serving = trio.CancelScope()
         self._pending: set[_Request] = set()
-        self._stopped: dict[int, bool] = {}
+        self._replies: deque[tuple[_Request, Reply]] = deque()
+        self._stops: dict[int, int] = {}
         self._open = True
         self._abandoned = False
         self._bug: BaseException | None = None
@@ -85,12 +87,25 @@ class Actor:
 
     # --- what the scheduler sends ---------------------------------------------------------------
 
-    def submit_nowait(self, segment: Segment, on_reply: OnReply) -> None:
-        """Hand a segment over. `on_reply` hears Fenced, Dropped or Failed, once, on the Trio thread."""
-        dropped = Dropped(segment.run, segment.seq)
-        self._post(_Request(lambda engine, done: engine.submit(segment, done), on_reply, segment.run, dropped))
+    def submit_nowait(self, segment: Segment, on_reply: OnReply, is_news: IsNews = lambda _: True) -> None:
+        """Hand a segment over, past the mailbox: all that it may have to follow has been answered.
 
-    async def begin(self, run: int, feeds: Mapping[str, Any], wanted: tuple[str, ...]) -> BlockView | Finished:
+        Args:
+            segment: what to execute.
+            on_reply: hears Fenced, Dropped or Failed, once, on the Trio thread.
+            is_news: called with the reply first, on any thread; where it says False, the reply
+                does not wake the Trio thread, but comes with the next one.
+        """
+        request = _Request(lambda engine, done: engine.submit(segment, done), on_reply, is_news=is_news)
+        self._pending.add(request)
+        if not self._open:
+            self._deliver(request, Failed(trio.ClosedResourceError("the session was closed")))
+        elif self._stops.get(segment.run, 1):
+            self._deliver(request, Dropped(segment.run, segment.seq))
+        else:
+            self._send(request)
+
+    async def begin(self, request: Begin) -> BlockView | Finished:
         """Start a run and give its first block.
 
         Raises:
@@ -98,12 +113,11 @@ class Actor:
 
         **Cancellation:** the engine goes on with it; follow with `stop_nowait` and `end`.
         """
-        request = Begin(run, feeds, wanted)
-        self._stopped[run] = False
-        return (await self._ask(Begun, lambda engine, done: engine.begin(request, done), run)).block
+        self._stops[request.run] = 0
+        return (await self._ask(Begun, lambda engine, done: engine.begin(request, done), request.run)).block
 
     async def read(self, run: int, names: tuple[str, ...]) -> Mapping[str, Any]:
-        """Bring outputs of a finished run back.
+        """Bring outputs back: of a finished run, or those that a `Fenced` has called ready.
 
         Raises:
             Exception: what the engine failed with; `RunStopped` where the run was stopped.
@@ -113,20 +127,20 @@ class Actor:
         request = Read(run, names)
         return (await self._ask(Outputs, lambda engine, done: engine.read(request, done), run)).values
 
-    async def end(self, run: int) -> Counts:
+    async def end(self, run: int) -> Ended:
         """Wait until nothing of the run is in flight, and forget it.
 
         **Cancellation:** the engine forgets the run all the same, when it can.
         """
         try:
-            return (await self._ask(Ended, lambda engine, done: engine.end(run, done))).counts
+            return await self._ask(Ended, lambda engine, done: engine.end(run, done))
         finally:
-            self._stopped.pop(run, None)
+            self._stops.pop(run, None)
 
     def stop_nowait(self, run: int) -> None:
         """Stop a run: one-way, at once, ahead of the mailbox. Thread-safe; no effect on a run that is over."""
-        if run in self._stopped:
-            self._stopped[run] = True
+        if run in self._stops:
+            self._stops[run] += 1
             self._engine.stop(run)
 
     def explain(self) -> tuple[Explained, ...]:
@@ -175,8 +189,8 @@ class Actor:
     async def _serve(self) -> None:
         with self._serving:
             async for request in self._mailbox:
-                if request.refusal is not None and request.run is not None and self._stopped.get(request.run, True):
-                    self._deliver(request, request.refusal)
+                if request.run is not None and self._stops.get(request.run) != request.stops:
+                    self._deliver(request, Failed(RunStopped()))
                 else:
                     self._send(request)
         if self._bug is not None:
@@ -215,19 +229,25 @@ class Actor:
             replies.append(reply)
             answered.set()
 
-        self._post(_Request(send, on_reply, run, None if run is None else Failed(RunStopped())))
+        self._post(_Request(send, on_reply, run, 0 if run is None else self._stops.get(run, 0)))
         await answered.wait()
         return _expect(kind, replies[0])
 
     def _send(self, request: _Request) -> None:
         def done(reply: Reply) -> None:
-            with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._deliver, request, reply)
+            self._replies.append((request, reply))
+            if request.is_news is None or request.is_news(reply):
+                with contextlib.suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(self._hear)
 
         try:
             request.send(self._engine, done)
         except Exception as error:
             self._deliver(request, Failed(error))
+
+    def _hear(self) -> None:
+        while self._replies:
+            self._deliver(*self._replies.popleft())
 
     def _deliver(self, request: _Request, reply: Reply) -> None:
         """Runs as a callback of the Trio token: an exception here would take the whole Trio run down."""

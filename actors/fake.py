@@ -33,10 +33,12 @@ from ..gpu.seam import (
     Load,
     Loaded,
     ModelMetadata,
+    NodeTime,
     Outputs,
     Progress,
     Read,
     Segment,
+    StepKind,
     StepView,
     TensorInfo,
 )
@@ -69,6 +71,7 @@ class FakeModel:
             of a segment, which then fails when it would have finished.
         hangs: keys, as above, that never get an answer; also "close", and a key "driver" makes the
             device stop at whatever segment it executes next.
+        early: output -> (block, step) that makes it; the others are made by the last step.
         adapter: the identity of the adapter.
         engines: the engines that were made for it, in order.
     """
@@ -82,6 +85,7 @@ class FakeModel:
     speed: float = 1.0
     failures: dict[str | int, BaseException] = field(default_factory=dict)
     hangs: set[str | int] = field(default_factory=set)
+    early: dict[str, tuple[int, int]] = field(default_factory=dict)
     adapter: str = "fake"
     inputs: tuple[TensorInfo, ...] = (TensorInfo("x", "tensor(float)", ("n",), np.dtype(np.float32)),)
     overridable: tuple[TensorInfo, ...] = ()
@@ -97,11 +101,18 @@ class FakeModel:
     def expected(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """What a run outputs that executes each unit once, in order."""
         trace = 0
+        early: dict[str, Array] = {}
         for activation, steps in enumerate(self.blocks):
             for index, step in enumerate(steps):
                 for unit in range(step.units):
                     trace = _mix(trace, activation, index, unit)
-        return _outputs(feeds, trace)
+                early |= self.made_at(activation, index, feeds, trace)
+        return {**_outputs(feeds, trace), **early}
+
+    def made_at(self, activation: int, step: int, feeds: Mapping[str, Array], trace: int) -> dict[str, Array]:
+        """The outputs that a step makes early."""
+        names = [name for name, place in self.early.items() if place == (activation, step)]
+        return {name: _outputs(feeds, trace)[name] for name in names}
 
 
 def _mix(trace: int, *numbers: int) -> int:
@@ -119,10 +130,14 @@ class _Run:
     """A run's frame in the engine."""
 
     def __init__(self, request: Begin) -> None:
+        self.request = request
         self.feeds = {name: np.array(feed) for name, feed in request.feeds.items()}
-        self.stopped = False
+        self.stops = 0
         self.trace = 0
-        self.submitted = self.finished = self.dropped = 0
+        self.early: dict[str, Array] = {}
+        self.news: list[str] = []
+        self.times: list[NodeTime] = []
+        self.submitted = self.finished = self.dropped = self.most = self.on_gpu = 0
 
 
 class FakeEngine:
@@ -197,7 +212,8 @@ class FakeEngine:
 
         async def work() -> None:
             stopped = self._is_stopped(run)
-            await self._until(lambda: len(self._driver) < self.max_in_flight or stopped())
+            most = min(self.max_in_flight, run.request.policy.max_in_flight)
+            await self._until(lambda: len(self._driver) < most or stopped())
             if stopped():
                 run.dropped += 1
                 self._note("drop", segment.run, segment.seq)
@@ -206,6 +222,8 @@ class FakeEngine:
             run.submitted += 1
             self._note("driver", segment.run, segment.seq)
             self._driver.append((run, segment, self._seconds(segment), done))
+            run.most = max(run.most, len(self._driver))
+            run.on_gpu += self._kind(segment) == "gpu"
             self._tell()
 
         self._later("handed", work, segment.run, segment.seq)
@@ -213,24 +231,24 @@ class FakeEngine:
     def stop(self, run: int) -> None:
         """Stop a run: from any thread, at once."""
         frame = self._runs.get(run)
-        if frame is None or frame.stopped:
+        if frame is None:
             return
-        frame.stopped = True
+        frame.stops += 1
         assert self._token is not None
         self.log.append(Happening(trio.current_time() if trio.lowlevel.in_trio_run() else math.nan, "stop", run))
         self._token.run_sync_soon(self._tell)
 
     def read(self, request: Read, done: Done) -> None:
-        """Give outputs of a run that has executed everything."""
+        """Give outputs of a run that has executed everything, or those that are ready."""
         run = self._runs[request.run]
+        stopped = self._is_stopped(run, run.stops)
 
         async def work() -> None:
-            stopped = self._is_stopped(run)
             await self._until(lambda: not self._driver)
-            if not await self._pass(self.model.read_s, stopped):
+            outputs = run.early if run.stops else {**_outputs(run.feeds, run.trace), **run.early}
+            if not outputs.keys() >= set(request.names) or not await self._pass(self.model.read_s, stopped):
                 done(Failed(RunStopped()))
             elif not await self._goes_wrong("read", done, stopped):
-                outputs = _outputs(run.feeds, run.trace)
                 done(Outputs(request.run, {name: outputs[name] for name in request.names}))
 
         self._later("read", work, request.run)
@@ -243,8 +261,12 @@ class FakeEngine:
             await self._pass(self.model.end_s, lambda: False)
             if not await self._goes_wrong("end", done, lambda: False):
                 frame = self._runs.pop(run, None)
-                counts = Counts(frame.submitted, frame.finished, frame.dropped) if frame else Counts()
-                done(Ended(run, counts))
+                if frame is None:
+                    done(Ended(run, Counts()))
+                    return
+                counted = frame.on_gpu if frame.submitted == frame.finished else None
+                counts = (frame.submitted, frame.finished, frame.dropped, frame.most, frame.on_gpu, counted)
+                done(Ended(run, Counts(*counts), tuple(frame.times)))
 
         self._later("end", work, run)
 
@@ -318,11 +340,16 @@ class FakeEngine:
                 await trio.sleep_forever()
             next_block = self._execute(run, segment)
             run.finished += 1
+            error = self.model.failures.pop(segment.seq, None)
+            run.stops += error is not None
             self._note("finish", segment.run, segment.seq)
             self._driver.popleft()
             self._tell()
-            error = self.model.failures.pop(segment.seq, None)
-            done(Failed(error) if error else Fenced(segment.run, segment.seq, seconds, next_block))
+            ready = tuple(run.news)
+            run.news.clear()
+            if run.request.profile:
+                run.times.append(NodeTime(f"segment{segment.seq}", "Fake", self._kind(segment), seconds))
+            done(Failed(error) if error else Fenced(segment.run, segment.seq, seconds, next_block, ready))
 
     def _execute(self, run: _Run, segment: Segment) -> BlockView | Finished | None:
         steps, stop = self.model.blocks[segment.start.activation], segment.stop
@@ -331,6 +358,14 @@ class FakeEngine:
             last = stop.unit if index == stop.step else steps[index].units
             for unit in range(first, last):
                 run.trace = _mix(run.trace, segment.start.activation, index, unit)
+            if last == steps[index].units and last > 0:
+                made = self.model.made_at(segment.start.activation, index, run.feeds, run.trace)
+                run.early |= made
+                run.news += made
+        if stop.activation == len(self.model.blocks) - 1 and stop.step == len(steps):
+            made = {n: a for n, a in _outputs(run.feeds, run.trace).items() if n not in run.early}
+            run.early |= made
+            run.news += made
         if stop.step == len(steps) and stop.activation in self.model.dynamic:
             return self.model.view(stop.activation + 1)
         return None
@@ -344,8 +379,11 @@ class FakeEngine:
             total += steps[index].cost_s * (last - first) / steps[index].units
         return total * self.model.speed
 
-    def _is_stopped(self, run: _Run) -> Callable[[], bool]:
-        return lambda: run.stopped
+    def _is_stopped(self, run: _Run, before: int = 0) -> Callable[[], bool]:
+        return lambda: run.stops > before
+
+    def _kind(self, segment: Segment) -> StepKind:
+        return self.model.blocks[segment.start.activation][segment.start.step].kind
 
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():

@@ -17,7 +17,8 @@ class Engine(Protocol):
     Every method returns at once: nothing here may wait, and nothing may be called from a signal
     handler. `done` is called exactly once, from any thread, and must not raise; requests are
     answered in the order in which they were made, except that `stop` and `close` reach into
-    those that are waiting.
+    those that are waiting. A run obeys the `TerminatePolicy` that its `Begin` brings; what an engine
+    cannot honour, its `Loaded.limits` tells.
 
     Rules for the caller: `load` once, first. Between `begin` and `end` of a run, segments in
     order of `seq`, back to back, starting at Cursor(0, 0, 0). At most one run at a time between
@@ -37,8 +38,9 @@ class Engine(Protocol):
         """Submit nothing more of this run: one-way, at once, from any thread, no answer.
 
         Segments that were not yet given to the driver are answered Dropped; a `begin` or a
-        `read` under way is answered Failed(RunStopped()) as soon as it can be left. No effect on
-        a run that has ended or is unknown.
+        `read` under way is answered Failed(RunStopped()) as soon as it can be left. What a `Fenced`
+        has called ready can still be read afterwards; another `stop` ends such a read, too. No
+        effect on a run that has ended or is unknown.
         """
 
     def read(self, request: Read, done: Done) -> None:

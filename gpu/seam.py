@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from .policy import TerminatePolicy
+
 __all__ = [
     "Begin",
     "Begun",
@@ -29,11 +31,13 @@ __all__ = [
     "Load",
     "Loaded",
     "ModelMetadata",
+    "NodeTime",
     "Outputs",
     "Progress",
     "Read",
     "Reply",
     "Segment",
+    "StepKind",
     "StepView",
     "TensorInfo",
 ]
@@ -175,16 +179,20 @@ class Begin:
         run: a number that no other run of this engine has or had.
         feeds: input name -> array. The engine reads them until `Ended`.
         wanted: names of the outputs, in order.
+        policy: of the run; what of it the engine obeys itself is `max_in_flight`.
+        profile: measure each node.
     """
 
     run: int
     feeds: Mapping[str, Any]
     wanted: tuple[str, ...]
+    policy: TerminatePolicy = field(default_factory=TerminatePolicy)
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Bring outputs of a finished run back as NumPy arrays."""
+    """Bring outputs back as NumPy arrays: of a finished run, or those that a `Fenced` has called ready."""
 
     run: int
     names: tuple[str, ...]
@@ -209,6 +217,7 @@ class Loaded:
     Attributes:
         backend: the engine's name, "webgpu", "cpu" or "fake".
         adapter: what it computes on, for people to read.
+        limits: fields of a `TerminatePolicy` that the engine cannot honour -> what it does instead.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -218,6 +227,7 @@ class Loaded:
     backend: str
     adapter: str
     providers: tuple[str, ...]
+    limits: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +243,7 @@ class Fenced:
     """A segment is finished.
 
     Attributes:
-        gpu_s: seconds that it took on the device, None where not known.
+        gpu_s: seconds that it took on the device (of a step on the CPU: there), None where not known.
         next: for the last segment of a block whose `then` is None: what was decided.
         ready: names of outputs that are computed now and were not before.
     """
@@ -263,19 +273,50 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of a run's segments: handed to the driver, seen finished, not handed on."""
+    """What became of a run's segments.
+
+    Attributes:
+        submitted: given to the driver, or executed on the host. finished: of those, seen to finish.
+        dropped: handed over, but not submitted, since the run had been stopped.
+        most_in_flight: how many were with the driver at once, at most.
+        on_gpu: of those submitted, how many went to the device.
+        counted: how many the device itself has executed, by a counter of its own that each bumps;
+            None where the engine was not asked to count.
+    """
 
     submitted: int = 0
     finished: int = 0
     dropped: int = 0
+    most_in_flight: int = 0
+    on_gpu: int = 0
+    counted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTime:
+    """What one step of a run took: `seconds` on the device, or on the CPU.
+
+    Attributes:
+        node: the node's name. kernel: the shader, "copy", or the operator of a step on the CPU.
+    """
+
+    node: str
+    kernel: str
+    where: StepKind
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run is over: nothing of it is in flight, its buffers may be used again."""
+    """A run is over: nothing of it is in flight, its buffers may be used again.
+
+    Attributes:
+        times: of each step that was executed, in order, where the run was to be profiled.
+    """
 
     run: int
-    counts: Counts
+    counts: Counts = field(default_factory=Counts)
+    times: tuple[NodeTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,5 +7,6 @@ from .options import RunOptions
 from .scheduler import Scheduler, open_scheduler
 from .session import Session
 from .statistics import Statistics
+from .stream import Stream
 
-__all__ = ["RunOptions", "Scheduler", "Session", "Statistics", "open_scheduler", "register_engine"]
+__all__ = ["RunOptions", "Scheduler", "Session", "Statistics", "Stream", "open_scheduler", "register_engine"]

@@ -10,7 +10,9 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["adapter_of", "callback_of", "count_of", "shapes_of"]
+from ..gpu.policy import TerminatePolicy
+
+__all__ = ["adapter_of", "callback_of", "count_of", "policy_of", "shapes_of", "whole_of"]
 
 
 def count_of(name: str, value: Any) -> int:
@@ -20,12 +22,33 @@ def count_of(name: str, value: Any) -> int:
         TypeError: it is no whole number.
         ValueError: it is below 1.
     """
-    number = _whole(value)
-    if number is None:
-        raise TypeError(f"{name} is a whole number, not {value!r}")
+    number = whole_of(name, value)
     if number < 1:
         raise ValueError(f"{name} is at least 1, not {number}")
     return number
+
+
+def whole_of(name: str, value: Any) -> int:
+    """A whole number.
+
+    Raises:
+        TypeError: it is none.
+    """
+    number = _whole(value)
+    if number is None:
+        raise TypeError(f"{name} is a whole number, not {value!r}")
+    return number
+
+
+def policy_of(name: str, value: Any) -> TerminatePolicy | None:
+    """A policy, or None.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if value is not None and not isinstance(value, TerminatePolicy):
+        raise TypeError(f"{name} is a TerminatePolicy or None, not {type(value).__name__}")
+    return value
 
 
 def callback_of(name: str, value: Any) -> Any:

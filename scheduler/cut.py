@@ -1,27 +1,41 @@
-"""Cutting blocks into segments: pure functions, without Trio, without state.
+"""Cutting blocks into segments: pure functions, without Trio, and a table of what they made.
 
 Rules: a segment lies within one block and never mixes kinds of steps; it takes whole steps while
-their estimated time fits the budget; a step that is longer than the budget by itself is cut
-inside, in multiples of its `StepView.multiple`; every segment holds at least one unit.
+their estimated time fits the policy's interval; a step that is longer by itself is cut inside, in
+multiples of its `StepView.multiple`; every segment holds at least one unit. A segment may be longer
+than the interval by `SLACK` of it, where that saves a cut.
 """
 
 from __future__ import annotations
 
-from ..gpu.seam import BlockView, Cursor, Finished
+import math
+from typing import NamedTuple
 
-__all__ = ["BUDGET_S", "advance", "cost", "count_segments", "cut"]
+from ..gpu.policy import TerminatePolicy
+from ..gpu.seam import BlockView, Cursor, Finished, StepView
 
-BUDGET_S = 0.005
-"""Estimated seconds on the device that a segment aims at."""
+__all__ = ["SLACK", "Piece", "PieceTable", "advance", "cost", "count_segments", "cut", "pieces"]
+
+SLACK = 0.25
+KEPT = 32
+"""Blocks whose segments are remembered."""
 
 
-def cut(block: BlockView, cursor: Cursor, budget_s: float = BUDGET_S) -> Cursor:
+class Piece(NamedTuple):
+    """A segment to be: where it stops, and its estimated seconds."""
+
+    stop: Cursor
+    cost_s: float
+
+
+def cut(block: BlockView, cursor: Cursor, policy: TerminatePolicy, pace: float = 1.0) -> Cursor:
     """Where a segment that starts at `cursor` stops.
 
     Args:
         block: the block that the cursor is in.
         cursor: the next unit to submit, not the block's end.
-        budget_s: seconds that the segment may take, by the steps' own estimates.
+        policy: how large a segment is to be.
+        pace: how many times longer than estimated the steps take, as the run has seen.
 
     Returns:
         The first unit behind the segment: greater than `cursor`, at most the block's end.
@@ -32,28 +46,58 @@ def cut(block: BlockView, cursor: Cursor, budget_s: float = BUDGET_S) -> Cursor:
     steps, index, unit = block.steps, cursor.step, cursor.unit
     if cursor.activation != block.activation or not (0 <= index < len(steps) and 0 <= unit < steps[index].units):
         raise ValueError(f"{cursor} is not a unit of block {block.activation} with {len(steps)} steps")
-    kind, left_s = steps[index].kind, budget_s * (1 + 1e-9)  # so that five steps of 1 ms fit 5 ms
-    while index < len(steps) and steps[index].kind == kind:
+    kind = steps[index].kind
+    if not policy.split_into_checkpoints:
+        while index < len(steps) and steps[index].kind == kind:
+            index += 1
+        return Cursor(block.activation, index)
+    budget_s = policy.checkpoint_interval_s / pace
+    most_s = (1 + SLACK) * budget_s
+    spent_s = 0.0
+    stop = len(steps) if policy.poll_after == "every_subgraph" else index + 1
+    while index < stop and steps[index].kind == kind:
         step = steps[index]
-        unit_s = step.cost_s / step.units
-        rest_s = unit_s * (step.units - unit)
-        if rest_s > left_s:
+        rest_s = step.cost_s / step.units * (step.units - unit)
+        if spent_s + rest_s > most_s or (spent_s and spent_s >= budget_s):
             first = (index, unit) == (cursor.step, cursor.unit)
-            if step.units > 1 and step.cost_s > budget_s:
-                unit = min(step.units, unit + _part(left_s / unit_s, step.multiple, at_least_one=first))
+            if step.units > 1 and step.cost_s > most_s:
+                unit += _share(step, unit, budget_s) if first else _fill(step, budget_s, budget_s - spent_s)
             elif first:
                 unit = step.units
             if unit < step.units:
                 return Cursor(block.activation, index, unit)
             return Cursor(block.activation, index + 1)
-        left_s -= rest_s
+        spent_s += rest_s
         index, unit = index + 1, 0
     return Cursor(block.activation, index)
 
 
-def _part(fits: float, multiple: int, *, at_least_one: bool) -> int:
-    count = int(fits) // multiple
-    return max(count, 1 if at_least_one else 0) * multiple
+def _fill(step: StepView, budget_s: float, left_s: float) -> int:
+    """How many units of a long step go behind others into a segment: none where little is left of it."""
+    if left_s < budget_s / 2:
+        return 0
+    return int(left_s / (step.cost_s / step.units)) // step.multiple * step.multiple
+
+
+def _share(step: StepView, unit: int, budget_s: float) -> int:
+    """How many units of a long step, from `unit` on, a segment starts with: an even share of them."""
+    unit_s, units = step.cost_s / step.units, step.units - unit
+    most_s = (1 + SLACK) * budget_s
+    shares = math.ceil(unit_s * units / most_s)
+    even = -(-units // (shares * step.multiple)) * step.multiple
+    fit = max(1, int(most_s / unit_s) // step.multiple) * step.multiple
+    return min(units, even, fit)
+
+
+def pieces(block: BlockView, policy: TerminatePolicy) -> dict[Cursor, Piece]:
+    """The segments of a whole block, by where they start."""
+    made: dict[Cursor, Piece] = {}
+    start = Cursor(block.activation)
+    while start.step < len(block.steps):
+        stop = cut(block, start, policy)
+        made[start] = Piece(stop, cost(block, start, stop))
+        start = stop
+    return made
 
 
 def advance(
@@ -76,15 +120,12 @@ def advance(
     return (then, Cursor(then.activation)) if isinstance(then, BlockView) else then
 
 
-def count_segments(block: BlockView | Finished | None, cursor: Cursor | None = None, budget_s: float = BUDGET_S) -> int:
-    """How many segments are left from `cursor` (None: the block's start) to the end of what is known."""
+def count_segments(block: BlockView | Finished | None, policy: TerminatePolicy) -> int:
+    """How many segments there are from the block's start to the end of what is known."""
     count = 0
     while isinstance(block, BlockView):
-        place: tuple[BlockView, Cursor] | Finished | None = (block, cursor or Cursor(block.activation))
-        while isinstance(place, tuple) and place[0] is block:
-            place = advance(block, cut(*place, budget_s))
-            count += 1
-        block, cursor = block.then, None
+        count += len(pieces(block, policy))
+        block = block.then
     return count
 
 
@@ -97,3 +138,20 @@ def cost(block: BlockView, start: Cursor, stop: Cursor) -> float:
         end = stop.unit if index == stop.step else step.units
         total += step.cost_s * (end - begin) / step.units
     return total
+
+
+class PieceTable:
+    """The segments of the blocks that a session has run lately: cut once per plan, not per run."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, TerminatePolicy], tuple[BlockView, dict[Cursor, Piece]]] = {}
+
+    def of(self, policy: TerminatePolicy, block: BlockView) -> dict[Cursor, Piece]:
+        """The segments of a block, by where they start."""
+        key = id(block), policy
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) >= KEPT:
+                del self._made[next(iter(self._made))]
+            found = self._made[key] = block, pieces(block, policy)
+        return found[1]

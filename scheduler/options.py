@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from .arguments import callback_of
+from ..gpu.policy import TerminatePolicy
+from ..gpu.seam import NodeTime
+from .arguments import callback_of, policy_of, whole_of
 
 __all__ = ["RunOptions"]
 
@@ -23,20 +25,37 @@ class RunOptions:
     """Options of a run. One object may be given to several runs, at once or in turn.
 
     Args:
+        priority: a whole number; where several sessions share an adapter, a higher one goes first.
+        tag: a name for people, in traces.
+        policy: how the run is cut up and ends; None: the session's.
+        profile: measure each node: see `node_times`. Costs time.
         on_progress: called as ``on_progress(done, total)``, in segments, on the Trio thread,
             whenever a segment has finished. `total` may grow while the run goes on, where the
             model decides from values how it continues. What it raises stops the run and leaves it.
 
     Raises:
-        TypeError: `on_progress` is no function, or an async one.
+        TypeError: an argument is of a wrong kind; an async `on_progress` is, too.
     """
 
-    __slots__ = ("_runs", "_terminated", "on_progress")
+    __slots__ = ("_runs", "_terminated", "_times", "on_progress", "policy", "priority", "profile", "tag")
 
-    def __init__(self, *, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        priority: int = 0,
+        tag: str = "",
+        on_progress: Callable[[int, int], None] | None = None,
+        policy: TerminatePolicy | None = None,
+        profile: bool = False,
+    ) -> None:
+        self.priority = priority
+        self.tag = tag
         self.on_progress = on_progress
+        self.policy = policy
+        self.profile = profile
         self._runs: set[Stoppable] = set()
         self._terminated = False
+        self._times: tuple[NodeTime, ...] = ()
 
     if not TYPE_CHECKING:  # type checkers would take any attribute
 
@@ -45,10 +64,18 @@ class RunOptions:
                 raise AttributeError("terminate is a method here: call options.terminate()")
             if name == "on_progress":
                 callback_of(name, value)
+            elif name == "priority":
+                value = whole_of(name, value)
+            elif name == "policy":
+                policy_of(name, value)
+            elif name == "profile" and not isinstance(value, bool):
+                raise TypeError(f"profile is True or False, not {value!r}")
+            elif name == "tag" and not isinstance(value, str):
+                raise TypeError(f"tag is a string, not {type(value).__name__}")
             object.__setattr__(self, name, value)
 
     def terminate(self) -> None:
-        """Stop the runs that hold these options now; each raises `RunTerminated`.
+        """Stop the runs that hold these options now; each raises `RunTerminated`, or what its policy says.
 
         From any thread. No effect where no run holds them, and none on runs that start later. A run
         whose outputs have been read returns them all the same; one whose caller's cancel scope is
@@ -62,6 +89,11 @@ class RunOptions:
     def terminated(self) -> bool:
         """Whether `terminate` has stopped a run."""
         return self._terminated
+
+    @property
+    def node_times(self) -> tuple[NodeTime, ...]:
+        """What each step took in the newest run that ended with these options, where `profile` was set."""
+        return self._times
 
     @contextlib.contextmanager
     def _held_by(self, run: Stoppable) -> Iterator[None]:

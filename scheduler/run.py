@@ -14,23 +14,28 @@ from typing import Any, Literal
 import trio
 
 from ..actors import Actor
-from ..gpu.errors import RunStopped, RunTerminated
-from ..gpu.seam import BlockView, Counts, Cursor, Dropped, Failed, Fenced, Finished, Reply, Segment
+from ..gpu.errors import DeviceHung, RunStopped, RunTerminated
+from ..gpu.policy import TerminatePolicy
+from ..gpu.seam import Begin, BlockView, Cursor, Dropped, Ended, Failed, Fenced, Finished, Reply, Segment
 from . import cut
 from .feeds import is_slow, pack
+from .flight import Flight
 from .governor import Governor
 from .home import Home
+from .options import RunOptions
 
-__all__ = ["BEGIN_BOUND_S", "DRAIN_FACTOR", "DRAIN_FLOOR_S", "Run"]
+__all__ = ["BEGIN_BOUND_S", "Deliver", "Run"]
 
-DRAIN_FLOOR_S = 2.0
-"""What is in flight is waited for at least so many seconds."""
-DRAIN_FACTOR = 8.0
-"""And at least so many times its estimated seconds."""
 BEGIN_BOUND_S = 60.0
-"""The same while the run has not begun: a pipeline that is being compiled cannot be interrupted."""
+"""How long a run is waited for that has not begun: a pipeline that is being compiled cannot be interrupted."""
+
+AHEAD = 2
+"""Segments that may be handed over beyond the limit while no other run wants the adapter: each wake of
+the Trio thread takes a CPU from a software adapter for about 0.2 ms. A stop drops them all the same."""
 
 Reason = Literal["terminated", "closed", "read", "failed"]
+Deliver = Callable[[str, Any], None]
+Pieces = Callable[[BlockView], Mapping[Cursor, cut.Piece]]
 
 
 class Run:
@@ -38,8 +43,8 @@ class Run:
 
     Attributes:
         scope: the run's own cancel scope, which `terminate` and `close` cancel.
-        counts: what became of its segments, once it has ended.
-        hung: whether the drain's bound passed.
+        ended: what the engine said at the end: what became of the segments.
+        hung: whether the device did not come back within a bound.
     """
 
     def __init__(
@@ -47,29 +52,34 @@ class Run:
         actor: Actor,
         governor: Governor,
         home: Home,
-        *,
-        max_in_flight: int,
-        on_progress: Callable[[int, int], None] | None = None,
+        policy: TerminatePolicy,
+        options: RunOptions,
+        pieces: Pieces,
     ) -> None:
         self._actor = actor
         self._governor = governor
         self._home = home
-        self._limit = max_in_flight + 1
-        self._on_progress = on_progress
+        self._policy = policy
+        self._options = options
+        self._pieces = pieces
         self._number = governor.new_run()
         # What came first; setdefault is atomic, so that any thread may try.
         self._first: dict[None, Reason] = {}
         self._place: tuple[BlockView, Cursor] | Finished | None = None
+        self._planned: Mapping[Cursor, cut.Piece] = {}
         self._replies: deque[Reply] = deque()
         self._sleeper: trio.lowlevel.Task | None = None
-        self._flying: dict[int, float] = {}
-        self._begun = False
-        self._seq = self._done = self._total = 0
+        self._flight = Flight(policy)
+        self._ready: dict[str, None] = {}
+        self._outputs: dict[str, Any] = {}
+        self._asked = self._begun = False
+        self._seq = self._answered = self._done = self._total = 0
+        self._eager = options.on_progress is not None
         self.scope = trio.CancelScope()
-        self.counts = Counts()
+        self.ended = Ended(self._number)
         self.hung = False
 
-    # --- stopping -------------------------------------------------------------------------------
+    # --- stopping, pausing ------------------------------------------------------------------------
 
     def terminate(self) -> bool:
         """Stop the run, from any thread; whether this is what stops it."""
@@ -89,6 +99,14 @@ class Run:
             self._actor.stop_nowait(self._number)
             self.scope.cancel()
 
+    def pause(self) -> None:
+        """Suspend the run at the next edge of a segment; what is in flight goes on. On the Trio thread."""
+        self._governor.hold(self._number)
+
+    def resume(self) -> None:
+        """Let the run go on that was paused."""
+        self._governor.release(self._number)
+
     def _comes_first(self, reason: Reason) -> bool:
         return None not in self._first and self._first.setdefault(None, reason) is reason
 
@@ -100,6 +118,7 @@ class Run:
         check: Callable[[], None],
         feeds: Mapping[str, Any],
         wanted: tuple[str, ...],
+        deliver: Deliver | None = None,
     ) -> list[Any]:
         """Wait for the session, run, drain.
 
@@ -108,13 +127,16 @@ class Run:
             check: raises where the session became unusable during the wait.
             feeds: arrays by name.
             wanted: names of outputs.
+            deliver: called with each output wanted as soon as it is there.
 
         Returns:
-            The outputs, in the order wanted.
+            The outputs, in the order wanted; None for those that were not reached, where the run was
+            terminated and its policy says "stop_submit".
 
         Raises:
             RunTerminated: `terminate` came first.
             trio.ClosedResourceError: `close` came first.
+            DeviceHung: a segment took longer than the policy bears.
             Exception: what the engine or `on_progress` failed with, where that came first.
 
         **Cancellation:** hands no further segment over, waits, shielded and bounded, for those in
@@ -122,22 +144,32 @@ class Run:
         """
         outputs: Mapping[str, Any] | None = None
         error: Exception | None = None
+        mine = False
         try:
             with self.scope:
                 if is_slow(feeds):
                     feeds = await trio.to_thread.run_sync(pack, feeds, abandon_on_cancel=True)
-                async with lock:
-                    check()
-                    outputs = await self._stream(feeds, wanted)
+                await lock.acquire()
+                mine = True
+                check()
+                outputs = await self._stream(feeds, wanted, deliver)
+            if outputs is None and self._stops_softly():
+                outputs = await self._what_was_reached(wanted, deliver)
         except Exception as caught:
+            self._comes_first("failed")
             error = caught
+        finally:
+            if self._asked:
+                await self._leave()
+            if mine:
+                lock.release()
         if outputs is not None:
             return [outputs[name] for name in wanted]
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             reason = self._first.get(None)
             if reason == "terminated":
-                done = max(self._done, self.counts.finished)
+                done = max(self._done, self.ended.counts.finished)
                 raise RunTerminated(done, max(self._total, self._seq), not self.hung)
             if reason == "closed":
                 raise trio.ClosedResourceError("the session was closed during the run")
@@ -146,55 +178,101 @@ class Run:
         finally:
             del error
 
-    async def _stream(self, feeds: Mapping[str, Any], wanted: tuple[str, ...]) -> Mapping[str, Any] | None:
-        outputs: Mapping[str, Any] | None = None
-        try:
-            self._enter(await self._actor.begin(self._number, pack(feeds), wanted))
-            self._begun = True
-            while await self._room_and_next():
+    async def _stream(
+        self, feeds: Mapping[str, Any], wanted: tuple[str, ...], deliver: Deliver | None
+    ) -> Mapping[str, Any] | None:
+        self._asked = True
+        self._eager = self._eager or deliver is not None
+        request = Begin(self._number, pack(feeds), wanted, self._policy, self._options.profile)
+        self._enter(await self._actor.begin(request))
+        self._begun = True
+        with self._flight.watch:
+            while await self._next():
+                if deliver is not None:
+                    await self._bring(tuple(name for name in self._ready if name in wanted), deliver)
                 await self._turn()
                 if trio.current_effective_deadline() <= trio.current_time():
                     await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint_if_cancelled()
                 self._hand_over()
-            read = await self._actor.read(self._number, wanted)
-            if self._comes_first("read"):
-                outputs = read
-        except Exception:
-            self._comes_first("failed")
-            raise
-        finally:
-            self._actor.stop_nowait(self._number)
-            self._governor.leave(self._number, len(self._flying))
-            await self._drain()
-        return outputs
+        if self._flight.watch.cancelled_caught:
+            raise self._hangs()
+        await self._bring(wanted, deliver)
+        return self._outputs if self._comes_first("read") else None
 
-    async def _drain(self) -> None:
-        with trio.move_on_after(self._drain_bound(), shield=True) as bound, contextlib.suppress(Exception):
-            self.counts = await self._actor.end(self._number)
-        self.hung = bound.cancelled_caught
+    async def _bring(self, names: tuple[str, ...], deliver: Deliver | None) -> None:
+        """Read outputs that are there and were not read yet."""
+        names = tuple(dict.fromkeys(name for name in names if name not in self._outputs))
+        if not names:
+            return
+        made: Mapping[str, Any] | None = None
+        with trio.move_on_after(self._flight.hang_bound()):
+            made = await self._actor.read(self._number, names)
+        if made is None:
+            raise self._hangs()
+        self._outputs.update(made)
+        if deliver is not None:
+            for name in names:
+                deliver(name, made[name])
+
+    def _hangs(self) -> DeviceHung:
+        self.hung = True
+        return DeviceHung(
+            f"the device did not finish within {self._flight.hang_bound():g} s what takes about "
+            f"{self._flight.seconds:.3g} s; load the model anew"
+        )
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _stops_softly(self) -> bool:
+        return self._first.get(None) == "terminated" and self._policy.on_terminate == "stop_submit"
+
+    async def _what_was_reached(self, wanted: tuple[str, ...], deliver: Deliver | None) -> Mapping[str, Any]:
+        """The outputs of a run that was terminated; None for those that it did not reach."""
+        if self._begun:
+            with trio.move_on_after(self._flight.drain_bound()), contextlib.suppress(Exception):
+                while self._flight:
+                    await self._nap()
+                self._hear()
+                await self._bring(tuple(name for name in self._ready if name in wanted), deliver)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return dict.fromkeys(wanted) | self._outputs
+
+    async def _leave(self) -> None:
+        """Hand nothing more over, and wait for what is in flight."""
+        self._actor.stop_nowait(self._number)
+        self._governor.leave(self._number, len(self._flight))
+        bound_s = 0.0 if self.hung else self._flight.drain_bound() if self._begun else BEGIN_BOUND_S
+        with trio.move_on_after(bound_s, shield=True) as bound, contextlib.suppress(Exception):
+            self.ended = await self._actor.end(self._number)
+        self.hung = self.hung or bound.cancelled_caught
         self._governor.leave(self._number, 0)
 
-    def _drain_bound(self) -> float:
-        if not self._begun:
-            return BEGIN_BOUND_S
-        return max(DRAIN_FLOOR_S, DRAIN_FACTOR * sum(self._flying.values()))
+    # --- the loop's parts -----------------------------------------------------------------------
 
     def _enter(self, then: BlockView | Finished | None) -> None:
-        self._place = (then, Cursor(then.activation)) if isinstance(then, BlockView) else then
-        self._total = self._seq + cut.count_segments(then)
+        self._go_to((then, Cursor(then.activation)) if isinstance(then, BlockView) else then)
+        self._total = self._seq
+        while isinstance(then, BlockView):
+            self._total += len(self._pieces(then))
+            then = then.then
 
-    async def _room_and_next(self) -> bool:
-        """Take replies in; True: a segment may be cut now, False: every segment has finished."""
+    def _go_to(self, place: tuple[BlockView, Cursor] | Finished | None) -> None:
+        if isinstance(place, tuple) and not (isinstance(self._place, tuple) and self._place[0] is place[0]):
+            self._planned = self._pieces(place[0])
+        self._place = place
+
+    async def _next(self) -> bool:
+        """Take replies in; True: there is something to cut, False: every segment has finished."""
         while True:
             self._take_replies()
-            if isinstance(self._place, tuple) and len(self._flying) < self._limit:
+            if isinstance(self._place, tuple):
                 return True
-            if isinstance(self._place, Finished) and not self._flying:
+            if isinstance(self._place, Finished) and not self._flight:
                 return False
-            if self._place is None and not self._flying:
+            if self._place is None and not self._flight:
                 raise RuntimeError("the engine decided nothing at the end of a block")
-            await self._sleep()
+            await self._nap()
 
     async def _turn(self) -> None:
         granted = False
@@ -204,12 +282,12 @@ class Run:
             granted = True
             self._wake()
 
-        self._governor.ask(self._number, self._limit, grant)
+        self._governor.ask(self._number, self._flight.limit, grant, self._options.priority, AHEAD)
         while not granted:
-            await self._sleep()
+            await self._nap()
             self._take_replies()
 
-    async def _sleep(self) -> None:
+    async def _nap(self) -> None:
         """Wait for `_wake`. A cancel stops what is held back in the instant in which it is made."""
         self._sleeper = trio.lowlevel.current_task()
 
@@ -233,11 +311,19 @@ class Run:
             if isinstance(reply, Dropped):
                 raise RunStopped
             assert isinstance(reply, Fenced)
+            self._ready |= dict.fromkeys(reply.ready)
             if reply.next is not None and self._place is None:
                 self._enter(reply.next)
             self._done += 1
-            if self._on_progress is not None:
-                self._on_progress(self._done, self._total)
+            if self._options.on_progress is not None:
+                self._options.on_progress(self._done, self._total)
+
+    def _hear(self) -> None:
+        """Take in what was heard after a stop: of it only what is ready counts."""
+        for reply in self._replies:
+            if isinstance(reply, Fenced):
+                self._ready |= dict.fromkeys(reply.ready)
+        self._replies.clear()
 
     def _hand_over(self) -> None:
         """Cut and send the next segment. Not async: nothing may come between the checkpoint and this."""
@@ -245,16 +331,30 @@ class Run:
             raise RunStopped
         assert isinstance(self._place, tuple)
         block, start = self._place
-        stop = cut.cut(block, start)
-        segment = Segment(self._number, self._seq, start, stop)
+        piece = self._planned.get(start) if self._flight.pace == 1 else None
+        if piece is None:
+            stop = cut.cut(block, start, self._policy, self._flight.pace)
+            piece = cut.Piece(stop, cut.cost(block, start, stop))
+        segment = Segment(self._number, self._seq, start, piece.stop)
         self._seq += 1
-        self._flying[segment.seq] = cut.cost(block, start, stop)
-        self._place = cut.advance(block, stop)
+        self._flight.takes_off(segment.seq, piece.cost_s, block.steps[start.step].kind)
+        self._go_to(cut.advance(block, piece.stop))
 
         def on_reply(reply: Reply) -> None:
-            del self._flying[segment.seq]
+            self._flight.lands(segment.seq, reply.gpu_s if isinstance(reply, Fenced) else None)
             self._governor.returned(self._number)
             self._replies.append(reply)
             self._wake()
 
-        self._actor.submit_nowait(segment, on_reply)
+        self._actor.submit_nowait(segment, on_reply, self._is_news)
+
+    def _is_news(self, reply: Reply) -> bool:
+        """Whether the Trio thread must hear of a reply at once. Called on any thread."""
+        self._answered += 1
+        return (
+            self._seq - self._answered <= self._policy.max_in_flight
+            or not isinstance(reply, Fenced)
+            or reply.next is not None
+            or self._eager
+            or self._governor.contended
+        )

@@ -12,8 +12,9 @@ from typing import Any
 import trio
 
 from ..actors import CLOSE_BOUND_S, Actor, run_actor
+from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Load
-from .arguments import adapter_of, callback_of, count_of, shapes_of
+from .arguments import adapter_of, callback_of, count_of, policy_of, shapes_of
 from .backends import check_backend, choose, engine_factory
 from .home import Home
 from .run import BEGIN_BOUND_S
@@ -29,8 +30,16 @@ EXIT_BOUND_S = 2 * BEGIN_BOUND_S + 2 * CLOSE_BOUND_S
 class Scheduler(trio.abc.AsyncResource):
     """Loads models and owns the sessions. Made by `open_scheduler`."""
 
-    def __init__(self, nursery: trio.Nursery, backend: str, adapter: str | int | None, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        backend: str,
+        adapter: str | int | None,
+        policy: TerminatePolicy,
+        max_in_flight: int,
+    ) -> None:
         self._nursery = nursery
+        self._policy = policy
         self._backend = backend
         self._adapter = adapter
         self._max_in_flight = max_in_flight
@@ -47,6 +56,7 @@ class Scheduler(trio.abc.AsyncResource):
         *,
         backend: str | None = None,
         adapter: str | int | None = None,
+        policy: TerminatePolicy | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         allow_host_steps: bool = True,
         cpu_threads: int | None = None,
@@ -58,6 +68,7 @@ class Scheduler(trio.abc.AsyncResource):
             source: a path, bytes, a file object open for reading bytes (Trio's too), or an onnx.ModelProto.
             backend: "auto", "webgpu", "cpu" or a registered name; None: the scheduler's.
             adapter: index or part of the name of an adapter; None: the scheduler's.
+            policy: how runs are cut up and end; None: the scheduler's.
             input_shapes: input name -> shape: plan, and compile shaders, for these now and not in the first
                 run. Inputs whose shapes the model fixes need not be named.
             allow_host_steps: False: an operator on floats that has no kernel is an error.
@@ -87,6 +98,7 @@ class Scheduler(trio.abc.AsyncResource):
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check()
         adapter = adapter_of(adapter)
+        policy = policy_of("policy", policy) or self._policy
         shapes = shapes_of(input_shapes)
         callback_of("on_progress", on_progress)
         if cpu_threads is not None:
@@ -103,7 +115,7 @@ class Scheduler(trio.abc.AsyncResource):
                     return factory(adapter=choice.adapter, max_in_flight=self._max_in_flight)
 
                 actor: Actor = await self._nursery.start(self._keep, make, request, on_progress)
-                session = self._sessions[actor] = Session(actor, self._home, self._max_in_flight)
+                session = self._sessions[actor] = Session(actor, self._home, policy, self._max_in_flight)
             finally:
                 self._loads.discard(scope)
                 self._forget()
@@ -163,7 +175,11 @@ class Scheduler(trio.abc.AsyncResource):
 
 @asynccontextmanager
 async def open_scheduler(
-    *, backend: str = "auto", adapter: str | int | None = None, max_in_flight: int = 2
+    *,
+    backend: str = "auto",
+    adapter: str | int | None = None,
+    policy: TerminatePolicy | None = None,
+    max_in_flight: int = 2,
 ) -> AsyncIterator[Scheduler]:
     """Open a scheduler, for ``async with``; leaving stops and drains every session.
 
@@ -171,7 +187,9 @@ async def open_scheduler(
         backend: what sessions run on unless `load` says otherwise. "auto": what ``TRIONNX_BACKEND``
             names, else a hardware adapter, else "cpu" where onnxruntime is installed, else a software adapter.
         adapter: index or part of the name of an adapter; None: what ``TRIONNX_ADAPTER`` says, else the best.
-        max_in_flight: segments on an adapter's queue at once, at least 1.
+        policy: how runs are cut up and end, unless `load` or `RunOptions` say otherwise; None: as
+            `TerminatePolicy` has it.
+        max_in_flight: segments on an adapter's queue at once, at least 1; a policy can only lower it.
 
     Yields:
         The scheduler.
@@ -185,12 +203,13 @@ async def open_scheduler(
     """
     check_backend(backend, "back end")
     adapter = adapter_of(adapter)
+    policy = policy_of("policy", policy) or TerminatePolicy()
     max_in_flight = count_of("max_in_flight", max_in_flight)
     await trio.lowlevel.checkpoint()
     error: BaseException
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
-            scheduler = Scheduler(nursery, backend, adapter, max_in_flight)
+            scheduler = Scheduler(nursery, backend, adapter, policy, max_in_flight)
             try:
                 yield scheduler
             finally:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import trio
 
 from ..actors import Actor
 from ..gpu.errors import DeviceHung
+from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Explained, ModelMetadata, TensorInfo
+from .cut import PieceTable
 from .feeds import check_feeds, check_names
 from .governor import governor_of
 from .home import Home
 from .options import RunOptions
-from .run import Run
+from .run import Deliver, Run
 from .statistics import Statistics
+from .stream import Stream, streaming
 
 __all__ = ["Session"]
 
@@ -23,11 +29,13 @@ __all__ = ["Session"]
 class Session(trio.abc.AsyncResource):
     """A loaded model. Made by `Scheduler.load`; to be used in the Trio run that made it."""
 
-    def __init__(self, actor: Actor, home: Home, max_in_flight: int) -> None:
+    def __init__(self, actor: Actor, home: Home, policy: TerminatePolicy, max_in_flight: int) -> None:
         self._actor = actor
         self._loaded = actor.loaded
         self._home = home
+        self._policy = policy
         self._max_in_flight = max_in_flight
+        self._pieces = PieceTable()
         self._governor = governor_of(f"{self._loaded.backend}: {self._loaded.adapter}")
         self._lock = trio.StrictFIFOLock()
         self._runs: set[Run] = set()
@@ -53,7 +61,8 @@ class Session(trio.abc.AsyncResource):
             run_options: a handle to stop this run from elsewhere, and its progress.
 
         Returns:
-            The outputs, NumPy arrays (a list or dict where the model's output is a sequence or map).
+            The outputs, NumPy arrays (a list or dict where the model's output is a sequence or map). Where
+            the run was terminated and its policy says "stop_submit", None for outputs that were not reached.
 
         Raises:
             InvalidInput: a name, dtype or shape that the model does not take; nothing was sent.
@@ -63,7 +72,8 @@ class Session(trio.abc.AsyncResource):
             InvalidData: the values of an input break an operator's rule.
             OutOfDeviceMemory: the device has no room for this run.
             DeviceLost: the driver dropped the device.
-            DeviceHung: the device did not finish an earlier run; the session cannot be used any more.
+            DeviceHung: the device did not finish a segment, of this run or an earlier one, within its
+                policy's bound; the session cannot be used any more.
             TypeError: an argument is of a wrong kind.
             RuntimeError: called from another Trio run, another thread or a forked process.
 
@@ -73,25 +83,61 @@ class Session(trio.abc.AsyncResource):
         """
         self._home.check("a session")
         await trio.lowlevel.checkpoint_if_cancelled()
+        return await self._prepare(output_names, input_feed, run_options)(None)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
+    ) -> AsyncIterator[Stream]:
+        """Compute outputs and have each as soon as it is there: ``async with session.stream(...) as items``.
+
+        Args:
+            output_names: names of outputs; None: all.
+            input_feed: as of `run`.
+            run_options: as of `run`.
+
+        Yields:
+            What ``async for name, array in items`` goes over. Leaving before its end stops the run.
+
+        Raises:
+            Exception: as `run` does; what happens during the run is raised by the ``async for``.
+
+        **Cancellation:** as of `run`, of the block and of the ``async for`` alike.
+        """
+        self._home.check("a session")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        async with streaming(self._prepare(output_names, input_feed, run_options)) as stream:
+            yield stream
+
+    def _prepare(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
+    ) -> Callable[[Deliver | None], Awaitable[list[Any]]]:
+        """Check what a run is given; then it can be performed, once."""
         self._check()
         options = RunOptions() if run_options is None else run_options
         if not isinstance(options, RunOptions):
             raise TypeError(f"run_options is a trionnx.RunOptions or None, not {type(options).__name__}")
         wanted = check_names(self._loaded.outputs, output_names)
         feeds = check_feeds(self._loaded.inputs, self._loaded.overridable, input_feed)
-        run = Run(
-            self._actor,
-            self._governor,
-            self._home,
-            max_in_flight=self._max_in_flight,
-            on_progress=options.on_progress,
-        )
-        self._runs.add(run)
-        try:
-            with options._held_by(run):
-                return await run.perform(self._lock, self._check, feeds, wanted)
-        finally:
-            self._leave(run)
+        policy = self._policy if options.policy is None else options.policy
+        if policy.max_in_flight > self._max_in_flight:
+            policy = replace(policy, max_in_flight=self._max_in_flight)
+        pieces = partial(self._pieces.of, policy)
+        run = Run(self._actor, self._governor, self._home, policy, options, pieces)
+
+        async def perform(deliver: Deliver | None) -> list[Any]:
+            self._runs.add(run)
+            try:
+                with options._held_by(run):
+                    return await run.perform(self._lock, self._check, feeds, wanted, deliver)
+            finally:
+                self._leave(run)
+                options._times = run.ended.times
+
+        return perform
 
     def get_inputs(self) -> list[TensorInfo]:
         """The inputs that must be fed."""
@@ -112,6 +158,15 @@ class Session(trio.abc.AsyncResource):
     def get_providers(self) -> list[str]:
         """What executes the model, in ONNX Runtime's spelling."""
         return list(self._loaded.providers)
+
+    @property
+    def policy(self) -> TerminatePolicy:
+        """How runs are cut up and end, unless `RunOptions` say otherwise."""
+        return self._policy
+
+    def describe_policy(self) -> str:
+        """What the policy means on this session's engine, in sentences; and what of it cannot be had there."""
+        return self._policy.describe(self._loaded.limits)
 
     @property
     def backend(self) -> str:
@@ -169,7 +224,7 @@ class Session(trio.abc.AsyncResource):
     def _leave(self, run: Run) -> None:
         self._runs.discard(run)
         self._hung = self._hung or run.hung
-        counts = run.counts
+        counts = run.ended.counts
         self._statistics += Statistics(1, 0, counts.submitted, counts.finished, counts.dropped)
         if self._closed:
             self._give_back()

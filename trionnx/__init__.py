@@ -23,7 +23,9 @@ from .gpu.errors import (
     RunTerminated,
     UnsupportedOperator,
 )
-from .scheduler import RunOptions, Scheduler, Session, Statistics, open_scheduler, register_engine
+from .gpu.policy import TerminatePolicy
+from .gpu.seam import NodeTime
+from .scheduler import RunOptions, Scheduler, Session, Statistics, Stream, open_scheduler, register_engine
 
 __all__ = [
     "DeviceHung",
@@ -32,12 +34,15 @@ __all__ = [
     "InvalidInput",
     "InvalidModel",
     "NoAdapter",
+    "NodeTime",
     "OutOfDeviceMemory",
     "RunOptions",
     "RunTerminated",
     "Scheduler",
     "Session",
     "Statistics",
+    "Stream",
+    "TerminatePolicy",
     "UnsupportedOperator",
     "open_scheduler",
     "register_engine",

@@ -50,6 +50,16 @@ __all__ = ["MISSING", "OrtCpuEngine", "is_installed"]
 
 MISSING = "the cpu back end needs ONNX Runtime: pip install 'trionnx[cpu]'"
 
+_WHOLE = "ONNX Runtime runs the model as one step; stopped, it finishes the node that it is at, at most."
+LIMITS = {
+    "split_into_checkpoints": _WHOLE,
+    "poll_after": _WHOLE,
+    "checkpoint_interval_s": _WHOLE,
+    "max_in_flight": "there is one segment, the whole model.",
+    "hang_timeout_s": "steps on the CPU are not bounded.",
+}
+"""What of a `TerminatePolicy` it cannot honour."""
+
 _COSTS = 64
 
 
@@ -61,6 +71,7 @@ def is_installed() -> bool:
 @dataclass(slots=True)
 class _Run:
     stopped: bool = False
+    stops: int = 0
     options: Any = None
     feeds: dict[str, Any] = field(default_factory=dict)
     wanted: tuple[str, ...] = ()
@@ -119,7 +130,9 @@ class OrtCpuEngine:
 
     def read(self, request: Read, done: Done) -> None:
         """Hand the outputs over."""
-        self._ask(lambda: self._read(request), done)
+        run = self._runs.get(request.run)
+        stops = 0 if run is None else run.stops
+        self._ask(lambda: self._read(request, stops), done)
 
     def end(self, run: int, done: Done) -> None:
         """Forget the run."""
@@ -218,6 +231,7 @@ class OrtCpuEngine:
             backend="cpu",
             adapter=f"ONNX Runtime {ort.__version__}, {options.intra_op_num_threads} threads",
             providers=tuple(session.get_providers()),
+            limits=LIMITS,
         )
         self._session = session
         return loaded
@@ -241,7 +255,7 @@ class OrtCpuEngine:
             if run.stopped:
                 run.counts = replace(run.counts, dropped=run.counts.dropped + 1)
                 return Dropped(segment.run, segment.seq)
-            run.counts = replace(run.counts, submitted=run.counts.submitted + 1)
+            run.counts = replace(run.counts, submitted=run.counts.submitted + 1, most_in_flight=1)
         start = time.perf_counter()
         try:
             values = session.run(list(run.wanted), run.feeds, run.options) if run.wanted else []
@@ -258,9 +272,9 @@ class OrtCpuEngine:
         run.outputs = dict(zip(run.wanted, values, strict=True))
         return Fenced(segment.run, segment.seq, gpu_s=seconds, ready=run.wanted)
 
-    def _read(self, request: Read) -> Reply:
+    def _read(self, request: Read, stops: int) -> Reply:
         run = self._runs.get(request.run)
-        if run is None or run.stopped:
+        if run is None or run.stops > stops or not run.outputs.keys() >= set(request.names):
             raise RunStopped
         return Outputs(request.run, {name: run.outputs[name] for name in request.names})
 
@@ -272,6 +286,7 @@ class OrtCpuEngine:
     def _terminate(self, run: _Run) -> None:
         """Under the lock."""
         run.stopped = True
+        run.stops += 1
         if run.options is not None:
             run.options.terminate = True
 

@@ -145,7 +145,11 @@ def choose_adapter(
 
 def adapter_features(info: AdapterInfo) -> list[str]:
     """The features to ask the device for: what is needed, and what helps where it is offered."""
-    return [NEEDED, *(f for f in ("timestamp-query", "subgroup") if f in info._adapter.features)]
+    helpful = (
+        *("timestamp-query", "timestamp-query-inside-encoders", "timestamp-query-inside-passes"),
+        "subgroup",
+    )
+    return [NEEDED, *(f for f in helpful if f in info._adapter.features)]
 
 
 def target_of(info: AdapterInfo) -> Target:

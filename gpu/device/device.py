@@ -63,6 +63,7 @@ class Device:
         self._layouts: dict[tuple[bool, int, int], tuple[Any, Any]] = {}
         self._staging: Any = None
         self._mapped: list[int] = []
+        self._index, self._commands = ffi.new("WGPUSubmissionIndex *"), ffi.new("WGPUCommandBuffer[1]")
 
         def mapped(status: int, _message: Any, _one: Any, _two: Any) -> None:
             self._mapped.append(status)
@@ -198,16 +199,19 @@ class Device:
 
     def submit(self, commands: Any) -> Any:
         """Submit one command buffer and return the number to wait for. May block while the driver does."""
-        array = self.ffi.new("WGPUCommandBuffer[1]", [commands])
+        self._commands[0] = commands
         try:
-            return self.safe.wgpuQueueSubmitForIndex(self.queue, 1, array)
+            return self.safe.wgpuQueueSubmitForIndex(self.queue, 1, self._commands)
         finally:
             self.lib.wgpuCommandBufferRelease(commands)
 
     def wait(self, submission: Any) -> None:
         """Block until one submission has finished, or, with None, all of them."""
-        index = self.ffi.NULL if submission is None else self.ffi.new("WGPUSubmissionIndex *", submission)
-        self.safe.wgpuDevicePoll(self.handle, True, index)
+        if submission is None:
+            self.safe.wgpuDevicePoll(self.handle, True, self.ffi.NULL)
+        else:
+            self._index[0] = submission
+            self.safe.wgpuDevicePoll(self.handle, True, self._index)
 
     def close(self) -> None:
         """Give the device back with all that was made on it."""

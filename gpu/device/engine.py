@@ -37,10 +37,12 @@ from ..seam import (
 )
 from ..shapes import check_shapes
 from .adapters import AdapterInfo, choose_adapter
+from .clock import MARKS, Clock, Stamps
+from .counter import Counter
 from .device import Device
 from .faults import translate
 from .realise import PassWriter, Realised, Realiser
-from .run import Run
+from .run import Run, times_of
 from .thread import QueueThread
 
 __all__ = ["WebGpuEngine"]
@@ -54,15 +56,23 @@ class WebGpuEngine:
 
     Args:
         adapter: index or part of a name, or an `AdapterInfo`; None = the best there is.
-        max_in_flight: segments on the queue at once.
+        max_in_flight: segments on the queue at once; a run's policy may say less.
+        count: have the device itself count the segments that it executes, as `Counts.counted`. Costs
+            a dispatch for each.
     """
 
-    def __init__(self, adapter: AdapterInfo | str | int | None = None, max_in_flight: int = 2) -> None:
+    def __init__(
+        self, adapter: AdapterInfo | str | int | None = None, max_in_flight: int = 2, *, count: bool = False
+    ) -> None:
         self._selector = adapter
-        self._thread = QueueThread("trionnx-webgpu", max_in_flight)
+        self._thread = QueueThread("trionnx-webgpu")
+        self._most = max_in_flight
+        self._count = count
         self._runs: dict[int, Run] = {}
         self._closing = False
         self._device: Device | None = None
+        self._clock: Clock | None = None
+        self._counter: Counter | None = None
         self._realiser: Realiser | None = None
         self._model: Model | None = None
         self._planner: Planner | None = None
@@ -82,7 +92,7 @@ class WebGpuEngine:
 
     def begin(self, request: Begin, done: Done) -> None:
         """See Engine."""
-        run = self._runs[request.run] = Run(request.run)
+        run = self._runs[request.run] = Run(request)
         self._post(done, lambda: self._begin(run, request))
 
     def submit(self, segment: Segment, done: Done) -> None:
@@ -94,11 +104,13 @@ class WebGpuEngine:
         """See Engine."""
         known = self._runs.get(run)
         if known is not None:
-            known.stopped = True
+            known.stops += 1
 
     def read(self, request: Read, done: Done) -> None:
         """See Engine."""
-        self._post(done, lambda: self._read(request))
+        run = self._runs.get(request.run)
+        stops = 0 if run is None else run.stops
+        self._post(done, lambda: self._read(request, stops))
 
     def end(self, run: int, done: Done) -> None:
         """See Engine."""
@@ -113,7 +125,7 @@ class WebGpuEngine:
         """See Engine."""
         self._closing = True
         for run in list(self._runs.values()):
-            run.stopped = True
+            run.stops += 1
         if not self._thread.post(lambda: self._close(done)):
             done(Closed())
 
@@ -150,6 +162,9 @@ class WebGpuEngine:
         check()
         device = self._device = Device(info)
         self._thread.wait_for = device.wait
+        self._clock = Clock.of(device)
+        if self._count:
+            self._counter = Counter(device)
         self._realiser = Realiser(device)
         self._model = model
         self._planner = Planner(model, device.target, request.allow_host_steps)
@@ -202,13 +217,17 @@ class WebGpuEngine:
         described = {v.name: describe(feeds[v.name]) for v in model.graph.inputs}
         block = self._plan(described, run.check, lambda *_: None)
         run.frame = {key: feeds[name] for name, key in block.inputs.items()}
-        return Begun(run.number, self._enter(run, block))
+        if self._counter is not None:
+            run.before = self._counter.read()
+        return Begun(request.run, self._enter(run, block))
 
     def _enter(self, run: Run, block: Block) -> Any:
         """Have a run stand at a block's start; a block without steps is passed over."""
         while True:
             run.block = block
             realised = self._realise(run, block)
+            if not realised.calls:
+                run.reach(block, 0)
             if realised.calls or block.decision is None:
                 return realised.view(run.activation, block.decision is not None)
             block = self._next(run, block)
@@ -239,7 +258,7 @@ class WebGpuEngine:
             assert run.block is not None
             realised: Realised = run.block.device
             if realised.kinds[segment.start.step] == "gpu":
-                self._submit_gpu(run, realised, segment, done)
+                self._submit_gpu(run, run.block, segment, done)
             else:
                 self._thread.drain()
                 if run.halted():
@@ -247,65 +266,103 @@ class WebGpuEngine:
                     done(Dropped(segment.run, segment.seq))
                     return
                 run.submitted += 1
-                self._run_host(run, run.block, segment)
-                self._fenced(run, segment, None, done)
+                run.most_in_flight = max(run.most_in_flight, 1)
+                seconds = self._run_host(run, run.block, segment)
+                run.finished += 1
+                self._fenced(run, segment, seconds, done)
         except BaseException as error:
             run.fault = error
             done(Failed(translate(error)))
 
-    def _submit_gpu(self, run: Run, realised: Realised, segment: Segment, done: Done) -> None:
-        device, thread = self._device, self._thread
+    def _submit_gpu(self, run: Run, block: Block, segment: Segment, done: Done) -> None:
+        device, thread, realised = self._device, self._thread, block.device
         assert device is not None
+        stamps = None if self._clock is None else self._clock.take()
         encoder = device.encoder()
         writer = PassWriter(device, encoder)
-        stop = segment.stop
-        for index in range(segment.start.step, stop.step + (stop.unit > 0)):
-            call = realised.calls[index]
-            if len(call) == 3:
-                first = segment.start.unit if index == segment.start.step else 0
-                last = stop.unit if index == stop.step else call[2]
-                writer.dispatch(call[0], call[1], first, last)
-            else:
-                writer.copy(*call)
+        marks = self._encode(run, realised, segment, writer, stamps)
+        if self._counter is not None:
+            self._counter.bump(writer)
         writer.end()
+        if stamps is not None:
+            stamps.resolve(encoder)
         commands = device.finish(encoder)
-        thread.make_room()
+        in_flight = thread.make_room(min(self._most, run.request.policy.max_in_flight))
         if run.halted():
             device.drop(commands)
+            if stamps is not None:
+                stamps.drop()
             run.dropped += 1
             done(Dropped(segment.run, segment.seq))
             return
         started = time.perf_counter()
         submission = device.submit(commands)
+        if stamps is not None:
+            stamps.ask()
         run.submitted += 1
+        run.on_gpu += 1
+        run.most_in_flight = max(run.most_in_flight, in_flight)
 
-        def fenced(seconds: float) -> None:
+        def fenced(elapsed: float) -> None:
             run.finished += 1
-            realised.learn(segment, seconds)
+            seconds = [elapsed] if stamps is None else stamps.read()
             try:
-                self._fenced(run, segment, seconds, done)
+                if seconds:
+                    realised.learn(segment, marks, seconds)
+                if run.request.profile:
+                    run.times += times_of(block, marks, seconds)
+                self._fenced(run, segment, sum(seconds) if seconds else None, done)
             except BaseException as error:
                 run.fault = error
                 done(Failed(translate(error)))
 
         thread.launched(submission, started, fenced)
 
+    def _encode(
+        self, run: Run, realised: Realised, segment: Segment, writer: PassWriter, stamps: Stamps | None
+    ) -> list[int]:
+        """Write a segment's commands; between which steps the time is written, the ends among them."""
+        start, stop = segment.start, segment.stop
+        first, last = start.step, stop.step + (stop.unit > 0)
+        every = last - first
+        if run.request.profile or realised.unlearned(segment):
+            every = 1 + every // MARKS
+        marks = [first]
+        if stamps is not None:
+            writer.mark(stamps)
+        for index in range(first, last):
+            call = realised.calls[index]
+            if len(call) == 3:
+                begin = start.unit if index == first else 0
+                end = stop.unit if index == stop.step else call[2]
+                writer.dispatch(call[0], call[1], begin, end)
+            else:
+                writer.copy(*call)
+            if index + 1 == last or (index + 1 - first) % every == 0:
+                marks.append(index + 1)
+                if stamps is not None:
+                    writer.mark(stamps)
+        return marks
+
     def _fenced(self, run: Run, segment: Segment, seconds: float | None, done: Done) -> None:
         block = run.block
         assert block is not None
-        if seconds is None:
-            run.finished += 1
+        run.reach(block, segment.stop.step)
         following = None
         if block.decision is not None and segment.stop.step == len(block.device.calls):
             run.activation += 1
             following = self._enter(run, self._next(run, block))
-        done(Fenced(segment.run, segment.seq, seconds, following))
+        done(Fenced(segment.run, segment.seq, seconds, following, run.announce()))
 
-    def _run_host(self, run: Run, block: Block, segment: Segment) -> None:
-        device, realiser = self._device, self._realiser
+    def _run_host(self, run: Run, block: Block, segment: Segment) -> float:
+        """Execute steps on the CPU; the seconds that they took."""
+        device, realiser, realised = self._device, self._realiser, block.device
         assert device is not None
         assert realiser is not None
-        for step in block.steps[segment.start.step : segment.stop.step]:
+        marks, seconds = [segment.start.step], []
+        before = time.perf_counter()
+        for index in range(segment.start.step, segment.stop.step):
+            step = block.steps[index]
             run.check()
             if isinstance(step, Upload):
                 device.write(realiser.buffer(block, step.target), 0, as_words(run.frame[step.key]), run.check)
@@ -318,23 +375,33 @@ class WebGpuEngine:
                     step.fixed[n] if n in step.fixed else None if key is None else run.frame[key]
                     for n, key in enumerate(step.inputs)
                 ]
-                for key, array in zip(step.outputs, step.call(arrays), strict=False):
+                for key, array in zip(step.outputs, step.call(arrays, run.check), strict=False):
                     if key is not None:
                         run.frame[key] = array
+            now = time.perf_counter()
+            marks.append(index + 1)
+            seconds.append(now - before)
+            before = now
+        realised.learn(segment, marks, seconds)
+        if run.request.profile:
+            run.times += times_of(block, marks, seconds)
+        return sum(seconds)
 
-    def _read(self, request: Read) -> Reply:
+    def _read(self, request: Read, stops: int) -> Reply:
         run = self._runs.get(request.run)
         if run is None:
             raise RunStopped
-        self._thread.drain()
-        run.check()
-        block = run.block
-        assert block is not None
-        assert block.results is not None
-        values = {name: self._bring(run, block, block.results[name]) for name in request.names}
-        return Outputs(request.run, values)
 
-    def _bring(self, run: Run, block: Block, result: Result) -> Any:
+        def check() -> None:
+            run.check_since(stops)
+
+        self._thread.drain()
+        check()
+        if not run.reached.keys() >= set(request.names):
+            raise RunStopped
+        return Outputs(request.run, {name: self._bring(run, *run.reached[name], check) for name in request.names})
+
+    def _bring(self, run: Run, block: Block, result: Result, check: Callable[[], None]) -> Any:
         device, realiser = self._device, self._realiser
         assert device is not None
         assert realiser is not None
@@ -346,14 +413,18 @@ class WebGpuEngine:
         assert result.storage is not None
         if 0 in result.shape:
             return np.empty(result.shape, result.dtype)
-        data = device.read(realiser.buffer(block, result.storage), int(np.prod(result.shape)) * 4, run.check)
+        data = device.read(realiser.buffer(block, result.storage), int(np.prod(result.shape)) * 4, check)
         return from_words(data, result.dtype, result.shape)
 
     def _end(self, number: int, done: Done) -> None:
         try:
             self._thread.drain()
             run = self._runs.pop(number, None)
-            done(Ended(number, Counts() if run is None else run.counts()))
+            if run is None:
+                done(Ended(number, Counts()))
+                return
+            counted = None if self._counter is None else self._counter.read() - run.before
+            done(Ended(number, run.counts(counted), tuple(run.times)))
         except BaseException as error:
             done(Failed(translate(error)))
 
@@ -366,6 +437,10 @@ class WebGpuEngine:
                     self._realiser.forget(block)
                 self._plans.clear()
                 self._realiser.close()
+                if self._clock is not None:
+                    self._clock.close()
+                if self._counter is not None:
+                    self._counter.close()
                 self._device.close()
         finally:
             self._runs.clear()

@@ -12,11 +12,22 @@ from ..graph.memory import Slot, touched
 from ..graph.planner import Block
 from ..graph.steps import Copy, Dispatch
 from ..graph.tensor import Storage
-from ..seam import BlockView, Finished, Segment, StepView
+from ..seam import BlockView, Cursor, Finished, Segment, StepView
+from .clock import Stamps
 from .device import COPY_DST, UNIFORM, Check, Device, Pipeline
 from .pool import Pool
 
-__all__ = ["Realised", "Realiser"]
+__all__ = ["PassWriter", "Realised", "Realiser"]
+
+SAMPLES = 2
+"""A step's cost is measured by itself so many times."""
+RATE = 0.2
+"""The weight of a new measurement against those before it, at least."""
+
+
+def _differ(costs: list[float], shown: list[float]) -> bool:
+    """Whether costs have changed so much that blocks should be cut anew."""
+    return any(abs(now - then) > 0.15 * then + 2e-4 for now, then in zip(costs, shown, strict=True))
 
 
 @dataclass(eq=False, slots=True)
@@ -27,12 +38,13 @@ class Realised:
         calls: per step what encoding needs: a dispatch (pipeline, bind group, workgroups), a copy
             (source, offset, target, offset, bytes), None for a host step.
         costs: seconds per step, estimated first, then learned.
-        learned: whether a step's cost has been measured yet.
+        samples: how often a step's cost was measured by itself.
+        shown: the costs, and the view of them, that the scheduler was told.
     """
 
     calls: list[Any]
     costs: list[float]
-    learned: list[bool]
+    samples: list[int]
     kinds: list[str]
     units: list[int]
     multiples: list[int]
@@ -40,31 +52,67 @@ class Realised:
     weights: list[Storage]
     params: Any = None
     keep: list[Any] = field(default_factory=list)
+    shown: tuple[list[float], BlockView] | None = None
+    _expected: dict[tuple[Cursor, Cursor], float] = field(default_factory=dict)
 
     def view(self, activation: int, decided: bool) -> BlockView | Finished:
-        """What the scheduler may know."""
+        """What the scheduler may know; the same object as long as the costs stay about the same."""
         if not self.calls:
             return Finished()
+        shown = self.shown
+        if shown is not None and shown[1].activation == activation and not _differ(self.costs, shown[0]):
+            return shown[1]
         steps = tuple(
             StepView("gpu" if kind == "gpu" else "host", units, cost, multiple)
             for kind, units, cost, multiple in zip(self.kinds, self.units, self.costs, self.multiples, strict=True)
         )
-        return BlockView(activation, steps, None if decided else Finished())
+        view = BlockView(activation, steps, None if decided else Finished())
+        self.shown = list(self.costs), view
+        return view
 
-    def learn(self, segment: Segment, seconds: float) -> None:
-        """Scale the costs of a segment's steps by how long it took."""
-        first, last = segment.start.step, segment.stop.step + (segment.stop.unit > 0)
-        expected = 0.0
-        for index in range(first, last):
-            units = self.units[index]
-            begin = segment.start.unit if index == first else 0
-            end = segment.stop.unit if index == segment.stop.step else units
-            expected += self.costs[index] * (end - begin) / units
-        ratio = seconds / max(expected, 1e-9)
-        for index in range(first, last):
-            rate = 0.3 if self.learned[index] else 1.0
-            self.costs[index] = max(1e-6, self.costs[index] * (1 - rate + rate * ratio))
-            self.learned[index] = True
+    def unlearned(self, segment: Segment) -> bool:
+        """Whether the cost of a step of the segment is still not sure."""
+        last = segment.stop.step + (segment.stop.unit > 0)
+        return min(self.samples[segment.start.step : last]) < SAMPLES
+
+    def learn(self, segment: Segment, marks: Sequence[int], seconds: Sequence[float]) -> None:
+        """Correct the costs of a segment's steps by how long they took.
+
+        Args:
+            segment: what was executed.
+            marks: seconds[n] is what the steps from marks[n] on took, up to marks[n + 1]; its
+                last one is behind the segment's last step.
+            seconds: measured.
+        """
+        whole = self.expected(segment)
+        if len(marks) == 2 and 0.75 * whole < seconds[0] < 1.33 * whole and not self.unlearned(segment):
+            return
+        self._expected.clear()
+        for begin, end, took in zip(marks, marks[1:], seconds, strict=False):
+            parts = [self.part(segment, index) for index in range(begin, end)]
+            expected = sum(self.costs[begin + n] * part for n, part in enumerate(parts))
+            ratio = took / max(expected, 1e-9)
+            for index in range(begin, end):
+                rate = max(1 / (self.samples[index] + 1), RATE)
+                self.costs[index] = max(1e-6, self.costs[index] * (1 - rate + rate * ratio))
+                self.samples[index] += end - begin == 1 or len(marks) > 2
+
+    def expected(self, segment: Segment) -> float:
+        """Estimated seconds of a segment."""
+        key = segment.start, segment.stop
+        found = self._expected.get(key)
+        if found is None:
+            last = segment.stop.step + (segment.stop.unit > 0)
+            steps = range(segment.start.step, last)
+            found = self._expected[key] = sum(self.costs[index] * self.part(segment, index) for index in steps)
+        return found
+
+    def part(self, segment: Segment, index: int) -> float:
+        """The share of a step that a segment holds."""
+        units = self.units[index]
+        begin = segment.start.unit if index == segment.start.step else 0
+        end = segment.stop.unit if index == segment.stop.step else units
+        return (end - begin) / units
 
 
 class Realiser:
@@ -195,7 +243,7 @@ class Realiser:
                 cost = step.cost_s
             made.calls.append(call)
             made.costs.append(cost)
-            made.learned.append(False)
+            made.samples.append(0)
             made.kinds.append(kind)
             made.units.append(units)
             made.multiples.append(multiple)
@@ -270,6 +318,10 @@ class PassWriter:
         self._lib.wgpuCommandEncoderCopyBufferToBuffer(
             self._encoder, source, source_offset, target, target_offset, nbytes
         )
+
+    def mark(self, stamps: Stamps) -> None:
+        """Write the time."""
+        stamps.mark(self._encoder, self._pass)
 
     def end(self) -> None:
         """End the pass that is open, if one is."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RunStopped
-from ..graph.planner import Block
-from ..seam import Counts
+from ..graph.planner import Block, Result
+from ..graph.steps import Dispatch, HostCall
+from ..seam import Begin, Counts, NodeTime
 
-__all__ = ["Run"]
+__all__ = ["Run", "times_of"]
 
 
 @dataclass(eq=False, slots=True)
@@ -17,31 +19,74 @@ class Run:
     """A run: where it stands, and its arrays on the host.
 
     Attributes:
-        stopped: one-way; set from any thread, read by the queue's just before it submits.
+        request: what began it.
+        stops: how often it was stopped, from any thread; read by the queue's just before it submits.
         fault: the error that ended it.
         frame: feeds and results of host steps, by key.
         block: the block that its segments are of, the `activation`-th it has entered.
+        reached: where the outputs lie that are computed. news: those of them that nobody was told of.
+        times: of its steps, where it is profiled.
+        before: what the device's counter of segments was when it began.
     """
 
-    number: int
-    stopped: bool = False
+    request: Begin
+    stops: int = 0
     fault: BaseException | None = None
     frame: dict[int, Any] = field(default_factory=dict)
     block: Block | None = None
     activation: int = 0
+    reached: dict[str, tuple[Block, Result]] = field(default_factory=dict)
+    news: list[str] = field(default_factory=list)
+    times: list[NodeTime] = field(default_factory=list)
+    before: int = 0
     submitted: int = 0
     finished: int = 0
     dropped: int = 0
+    most_in_flight: int = 0
+    on_gpu: int = 0
 
     def halted(self) -> bool:
         """Whether nothing more of it may be submitted."""
-        return self.stopped or self.fault is not None
+        return self.stops > 0 or self.fault is not None
 
     def check(self) -> None:
         """Raises RunStopped once the run was stopped."""
-        if self.stopped:
+        if self.stops:
             raise RunStopped
 
-    def counts(self) -> Counts:
+    def check_since(self, stops: int) -> None:
+        """Raises RunStopped once the run was stopped again."""
+        if self.stops > stops:
+            raise RunStopped
+
+    def reach(self, block: Block, steps: int) -> None:
+        """So many steps of a block are done: some outputs may be there."""
+        for name, (needed, result) in block.results.items():
+            if needed <= steps and name not in self.reached:
+                self.reached[name] = block, result
+                self.news.append(name)
+
+    def announce(self) -> tuple[str, ...]:
+        """The outputs that are there since the last call."""
+        names = tuple(self.news)
+        self.news.clear()
+        return names
+
+    def counts(self, counted: int | None = None) -> Counts:
         """What became of its segments."""
-        return Counts(self.submitted, self.finished, self.dropped)
+        return Counts(self.submitted, self.finished, self.dropped, self.most_in_flight, self.on_gpu, counted)
+
+
+def times_of(block: Block, marks: Sequence[int], seconds: Sequence[float]) -> list[NodeTime]:
+    """What the steps between marks took; several steps between two marks are one entry."""
+    times = []
+    for begin, end, took in zip(marks, marks[1:], seconds, strict=False):
+        steps = block.steps[begin:end]
+        kernels = [
+            s.program.name if isinstance(s, Dispatch) else s.op if isinstance(s, HostCall) else type(s).__name__.lower()
+            for s in steps
+        ]
+        names = ", ".join(dict.fromkeys(s.node for s in steps))
+        kind = block.device.kinds[begin]
+        times.append(NodeTime(names, ", ".join(dict.fromkeys(kernels)), kind, took))
+    return times

@@ -21,16 +21,15 @@ class QueueThread:
     """Runs jobs in order and keeps a bounded number of submissions in flight.
 
     Args:
-        name: of the thread. max_in_flight: submissions on the queue at once.
+        name: of the thread.
 
     A job must not raise: errors are the job's to answer for.
     """
 
-    def __init__(self, name: str, max_in_flight: int) -> None:
+    def __init__(self, name: str) -> None:
         self._jobs: deque[Job] = deque()
         self._wake = threading.Condition()
         self._flight: deque[tuple[Any, float, Callable[[float], None]]] = deque()
-        self._most = max_in_flight
         self._last_fence = 0.0
         self._stopping = False
         self.wait_for: Callable[[Any], None] | None = None
@@ -52,10 +51,11 @@ class QueueThread:
 
     # --- for jobs only --------------------------------------------------------------------------
 
-    def make_room(self) -> None:
-        """Wait until one more submission may be in flight."""
-        while len(self._flight) >= self._most:
+    def make_room(self, most: int) -> int:
+        """Wait until one more submission may be in flight, of `most`; how many there are with it."""
+        while len(self._flight) >= most:
             self._fence()
+        return len(self._flight) + 1
 
     def launched(self, submission: Any, started: float, fenced: Callable[[float], None]) -> None:
         """A submission was made; `fenced(seconds)` is called once it has finished."""

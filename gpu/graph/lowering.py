@@ -127,7 +127,7 @@ class Lowering(Emission):
         made = Tensor(np.dtype(np.int32), tensor.shape)
         target = self.new_host(made)
 
-        def call(arrays: Sequence[Array | None]) -> list[Array]:
+        def call(arrays: Sequence[Array | None], _: Callable[[], None]) -> list[Array]:
             assert arrays[0] is not None
             return [_checked_indices(arrays[0], size, node)]
 
@@ -140,7 +140,7 @@ class Lowering(Emission):
         made = Tensor(np.dtype(np.int64), tensor.shape)
         target = self.new_host(made)
 
-        def call(arrays: Sequence[Array | None]) -> list[Array]:
+        def call(arrays: Sequence[Array | None], _: Callable[[], None]) -> list[Array]:
             assert arrays[0] is not None
             return [arrays[0].astype(np.int64)]
 

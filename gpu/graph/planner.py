@@ -24,7 +24,7 @@ from .lowering import Lowering, Undecided
 from .memory import Slots
 from .model import Model, Node, Value
 from .repeat import begin
-from .steps import Dispatch, HostCall, Step
+from .steps import Dispatch, HostCall, HostFunction, Step
 from .target import Target
 from .tensor import Array, Storage, Tensor
 from .walk import Scope, Walk, captures
@@ -86,7 +86,7 @@ class Block:
 
     Attributes:
         inputs: keys of the feeds in the frame (first block only).
-        results: the outputs, where this block is the last.
+        results: where the outputs lie that this block computes, and after how many of its steps.
         decision: what decides how it goes on, where it is not.
         following: blocks made so far, by answer; the oldest are forgotten.
         slots: memory of the path up to here. device: what the engine made for it.
@@ -95,7 +95,7 @@ class Block:
     steps: list[Step]
     slots: Slots
     inputs: dict[str, int] = field(default_factory=dict)
-    results: dict[str, Result] | None = None
+    results: dict[str, tuple[int, Result]] = field(default_factory=dict)
     decision: Decision | None = None
     following: OrderedDict[object, Block] = field(default_factory=OrderedDict)
     device: Any = None
@@ -126,6 +126,7 @@ class Planner:
         """
         walk = Walk(Lowering(self.target), Slots(), self._constants, [Scope(self.model.graph)])
         walk.count(self.model.graph)
+        walk.waiting = list(self.model.graph.outputs)
         keys = {}
         for value in self.model.graph.inputs:
             dtype, shape = feeds[value.name]
@@ -165,7 +166,9 @@ class Planner:
 
     def _walk(self, walk: Walk, check: Callable[[], None]) -> Block:
         plan = walk.plan
+        results: dict[str, tuple[int, Result]] = {}
         while walk.scopes:
+            self._settle(walk, results)
             scope = walk.scopes[-1]
             check()
             try:
@@ -178,23 +181,27 @@ class Planner:
                 pending = self._node(walk, node)
             except Undecided as undecided:
                 key = plan.fetch(undecided.tensor)
-                return self._end(walk, Decision("value", (key,), walk, tensor=undecided.tensor))
+                return self._end(walk, results, Decision("value", (key,), walk, tensor=undecided.tensor))
             scope.at += 1
             if pending is not None:
                 pending.walk = walk
-                return self._end(walk, pending)
-        results: dict[str, Result] = {}
-        for value in self.model.graph.outputs:
-            results[value.name] = self._result(walk, value)
-        kept = {r.storage for r in results.values() if r.storage is not None}
-        walk.slots.assign(plan.steps, kept)
-        self.explained = tuple(walk.notes.values())
-        return Block(plan.steps, walk.slots, results=results)
+                return self._end(walk, results, pending)
+        self._settle(walk, results)
+        for value in walk.waiting:
+            walk.tensor(value)
+        return self._end(walk, results, None)
 
-    def _end(self, walk: Walk, decision: Decision) -> Block:
+    def _end(self, walk: Walk, results: dict[str, tuple[int, Result]], decision: Decision | None) -> Block:
         walk.slots.assign(walk.plan.steps, walk.living())
         self.explained = tuple(walk.notes.values())
-        return Block(walk.plan.steps, walk.slots, decision=decision)
+        return Block(walk.plan.steps, walk.slots, results=results, decision=decision)
+
+    def _settle(self, walk: Walk, results: dict[str, tuple[int, Result]]) -> None:
+        """Outputs of the model are made where their node stands, so that they can be had early."""
+        for value in [v for v in walk.waiting if v in walk.env or v.const is not None]:
+            walk.waiting.remove(value)
+            result = self._result(walk, value)
+            results[value.name] = len(walk.plan.steps), result
 
     def _result(self, walk: Walk, value: Value) -> Result:
         tensor, plan = walk.tensor(value), walk.plan
@@ -318,7 +325,7 @@ class Planner:
                 made.append(plan.new_host(tensor))
         names = [v.name for v in context]
         call = _host_call(node, len(inputs), names)
-        plan.steps.append(HostCall(call, tuple(keys), tuple(made), HOST_COST_S, node.name, fixed))
+        plan.steps.append(HostCall(call, tuple(keys), tuple(made), HOST_COST_S, node.name, fixed, op=node.op))
         self._note(walk, node, "host", why)
         if not unknown:
             return tensors, None
@@ -357,10 +364,12 @@ class Planner:
             self._note(walk, node, "gpu", f"kernel {', '.join(kernels)}" if kernels else "buffer copies")
 
 
-def _host_call(node: Node, count: int, names: Sequence[str]) -> Callable[[Sequence[Array | None]], Sequence[Any]]:
-    if not names:
-        return lambda arrays: evaluate_host(node, arrays)
-    return lambda arrays: evaluate_host(node, arrays[:count], dict(zip(names, arrays[count:], strict=True)))
+def _host_call(node: Node, count: int, names: Sequence[str]) -> HostFunction:
+    def call(arrays: Sequence[Array | None], check: Callable[[], None]) -> Sequence[Any]:
+        context = dict(zip(names, arrays[count:], strict=True)) if names else None
+        return evaluate_host(node, arrays[:count], context, check)
+
+    return call
 
 
 def _is_integral(inputs: Sequence[Tensor | None]) -> bool:

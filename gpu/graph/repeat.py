@@ -7,7 +7,7 @@ the host's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,7 +177,7 @@ def _on_host(plan: Lowering, tensors: Sequence[Tensor], dtype: Any, shape: Seque
     made = Tensor(dtype, tuple(shape))
     target = plan.new_host(made)
 
-    def call(arrays: Sequence[Array | None]) -> list[Array]:
+    def call(arrays: Sequence[Array | None], _: Callable[[], None]) -> list[Array]:
         return [np.ascontiguousarray(compute(arrays))]
 
     plan.steps.append(HostCall(call, keys, (target,), 50e-6, plan.node, fixed))

@@ -11,7 +11,10 @@ import numpy as np
 from ..kernels.kernel import Program
 from .tensor import Array, Storage
 
-__all__ = ["Copy", "Dispatch", "Fetch", "HostCall", "Step", "Upload"]
+__all__ = ["Copy", "Dispatch", "Fetch", "HostCall", "HostFunction", "Step", "Upload"]
+
+HostFunction = Callable[[Sequence[Array | None], Callable[[], None]], Sequence[Any]]
+"""Gets one array (or None) per input, and what to call now and then: it raises once the run is stopped."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,16 +70,18 @@ class HostCall:
     """A computation on the CPU: arrays of the frame in, arrays of the frame out.
 
     Attributes:
-        call: gets one array (or None) per input and returns one per output.
+        call: returns one array per output.
         inputs: keys, None where an optional input is left out. outputs: keys, None = not wanted.
+        op: the operator, for people.
     """
 
-    call: Callable[[Sequence[Array | None]], Sequence[Any]]
+    call: HostFunction
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     cost_s: float
     node: str
     fixed: dict[int, Array] = field(default_factory=dict)
+    op: str = ""
 
 
 Step = Dispatch | Copy | Upload | Fetch | HostCall

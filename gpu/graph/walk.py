@@ -43,6 +43,7 @@ class Walk:
         constants: the tensor of each constant, shared by all walks of a model.
         scopes: innermost last. env: what each value that is still needed is.
         remaining: how often each value is still going to be read.
+        waiting: outputs of the main graph that are not computed yet.
     """
 
     plan: Lowering
@@ -52,6 +53,7 @@ class Walk:
     env: dict[Value, Tensor] = field(default_factory=dict)
     remaining: dict[Value, int] = field(default_factory=dict)
     notes: dict[str, Explained] = field(default_factory=dict)
+    waiting: list[Value] = field(default_factory=list)
 
     def fork(self) -> Walk:
         """A walk that goes on from here by itself."""
@@ -64,6 +66,7 @@ class Walk:
             dict(self.env),
             dict(self.remaining),
             dict(self.notes),
+            list(self.waiting),
         )
 
     def tensor(self, value: Value) -> Tensor:

@@ -41,7 +41,7 @@ def hosted(plan: Lowering, call: Callable[..., Array], inputs: Sequence[Tensor],
     keys = tuple(plan.fetch(t) if value is None else None for t, value in zip(inputs, values, strict=True))
     made = Tensor(dtype, tuple(shape))
     target = plan.new_host(made)
-    plan.steps.append(HostCall(lambda arrays: [made_of(arrays)], keys, (target,), COST_S, plan.node, fixed))
+    plan.steps.append(HostCall(lambda arrays, _: [made_of(arrays)], keys, (target,), COST_S, plan.node, fixed))
     return made
 
 

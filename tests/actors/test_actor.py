@@ -109,10 +109,10 @@ async def test_requests_arrive_in_order_and_replies_come_from_any_thread() -> No
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
-                assert await actor.begin(7, {"x": 1}, ("y",)) == Finished()
+                assert await actor.begin(Begin(7, {"x": 1}, ("y",))) == Finished()
                 actor.submit_nowait(SEGMENT, heard.append)
                 assert await actor.read(7, ("y",)) == {"y": 2}
-                assert await actor.end(7) == Counts(1, 1, 0)
+                assert await actor.end(7) == Ended(7, Counts(1, 1, 0))
 
             nursery.start_soon(ask)
             await wait_all_tasks_blocked()
@@ -129,21 +129,40 @@ async def test_requests_arrive_in_order_and_replies_come_from_any_thread() -> No
     assert actor.closed.is_set()
 
 
-async def test_stop_overtakes_what_waits_in_the_mailbox() -> None:
+async def test_stop_overtakes_what_waits_in_the_mailbox(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = StubEngine()
-    heard: list[Reply] = []
     engine.answers |= {"begin": Begun(7, Finished()), "end": Ended(7, Counts())}
     async with open_actor(engine) as actor:
-        await actor.begin(7, {}, ())
-        actor.submit_nowait(SEGMENT, heard.append)
-        actor.stop_nowait(7)
-        assert engine.asked[-1] == ("stop", 7)
-        with pytest.raises(RunStopped):
+        await actor.begin(Begin(7, {}, ()))
+        post = actor._post
+
+        def post_and_stop(request: Any) -> None:
+            post(request)
+            actor.stop_nowait(7)
+
+        with monkeypatch.context() as patch, pytest.raises(RunStopped):
+            patch.setattr(actor, "_post", post_and_stop)
             await actor.read(7, ())
-        assert heard == [Dropped(7, 0)]
+        assert engine.asked[-1] == ("stop", 7)
         await actor.end(7)
         actor.stop_nowait(7)
         assert engine.asks() == ["load", "begin", "stop", "end"]
+
+
+async def test_a_segment_goes_to_the_engine_at_once_and_none_after_a_stop() -> None:
+    engine = StubEngine()
+    heard: list[Reply] = []
+    engine.answers |= {"begin": Begun(7, Finished()), "end": Ended(7), "read": Outputs(7, {"y": 1})}
+    async with open_actor(engine) as actor:
+        await actor.begin(Begin(7, {}, ()))
+        actor.submit_nowait(SEGMENT, heard.append)
+        assert engine.asked[-1] == ("submit", SEGMENT)
+        actor.stop_nowait(7)
+        actor.submit_nowait(SEGMENT, heard.append)
+        assert heard == [Dropped(7, 0)]
+        assert await actor.read(7, ("y",)) == {"y": 1}, "what is ready can be read after a stop"
+        await actor.end(7)
+        assert engine.asks() == ["load", "begin", "submit", "stop", "read", "end"]
 
 
 async def test_a_begin_that_was_stopped_before_it_was_sent_is_not_sent() -> None:
@@ -152,7 +171,7 @@ async def test_a_begin_that_was_stopped_before_it_was_sent_is_not_sent() -> None
     async with open_actor(engine) as actor:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(actor.begin, 7, {}, ())
+                nursery.start_soon(actor.begin, Begin(7, {}, ()))
                 nursery.start_soon(trio.lowlevel.checkpoint)
                 scope.cancel()
         actor.stop_nowait(7)
@@ -166,7 +185,7 @@ async def test_an_error_of_a_request_is_raised_in_the_caller(what: str) -> None:
     engine.answers |= {"begin": Begun(7, Finished()), "read": Outputs(7, {}), "end": Ended(7, Counts())}
 
     async def ask_all(actor: Actor) -> None:
-        await actor.begin(7, {}, ())
+        await actor.begin(Begin(7, {}, ()))
         await actor.read(7, ())
         await actor.end(7)
 
@@ -192,7 +211,7 @@ async def test_the_reply_to_an_abandoned_request_is_consumed() -> None:
     async with open_actor(engine) as actor:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(actor.begin, 7, {}, ())
+                nursery.start_soon(actor.begin, Begin(7, {}, ()))
                 await wait_all_tasks_blocked()
                 scope.cancel()
         assert engine.asks()[-1] == "begin"
@@ -211,7 +230,7 @@ async def test_what_is_not_answered_when_the_actor_ends_is_closed(autojump_clock
     async with trio.open_nursery() as nursery:
         async with open_actor(engine) as actor:
             engine.answers["begin"] = Begun(7, Finished())
-            await actor.begin(7, {}, ())
+            await actor.begin(Begin(7, {}, ()))
             actor.submit_nowait(SEGMENT, heard.append)
 
             async def read() -> None:
@@ -257,7 +276,7 @@ async def test_a_bug_in_who_hears_the_reply_ends_the_task_and_not_the_loop() -> 
 
     async def main() -> None:
         async with open_actor(engine) as actor:
-            actor._stopped[7] = False
+            actor._stops[7] = 0
             actor.submit_nowait(SEGMENT, hear)
             await trio.sleep_forever()
 

@@ -98,7 +98,7 @@ async def test_it_works_in_order_with_so_many_at_the_driver(autojump_clock: Mock
     await trio.sleep(10)
     assert [at for at, reply in talk.heard if isinstance(reply, Fenced)] == [1.0, 2.0, 3.0, 4.0]
     assert talk.engine.times("driver") == [0.0, 0.0, 1.0, 2.0]
-    assert talk.heard[-1] == (4.0, Ended(0, Counts(4, 4, 0)))
+    assert talk.heard[-1] == (4.0, Ended(0, Counts(4, 4, 0, 2, 4, 4)))
     assert talk.engine.at_rest
 
 
@@ -113,7 +113,7 @@ async def test_a_stop_drops_what_the_driver_has_not_got(autojump_clock: MockCloc
     await trio.sleep(10)
     dropped = [(at, reply.seq) for at, reply in talk.heard if isinstance(reply, Dropped)]
     assert dropped == [(0.5, 2), (0.5, 3)]
-    assert talk.heard[-1] == (2.0, Ended(0, Counts(2, 2, 2)))
+    assert talk.heard[-1] == (2.0, Ended(0, Counts(2, 2, 2, 2, 2, 2)))
 
 
 @pytest.mark.parametrize("phase", ["begin", "read"])
@@ -133,7 +133,7 @@ async def test_a_stop_ends_a_begin_and_a_read(autojump_clock: MockClock, phase: 
 
 
 async def test_failures_come_once_and_hangs_for_ever(autojump_clock: MockClock) -> None:
-    talk = Talk(FakeModel((STEPS,), failures={"begin": ValueError("a"), 1: ValueError("b")}, hangs={3}))
+    talk = Talk(FakeModel((STEPS,), failures={"begin": ValueError("a"), 1: ValueError("b")}, hangs={2}))
     talk.begin()
     talk.begin()
     talk.submit(*(segment(seq, seq, seq + 1) for seq in range(5)))
@@ -141,7 +141,7 @@ async def test_failures_come_once_and_hangs_for_ever(autojump_clock: MockClock) 
     talk.engine.close(talk.done)
     await trio.sleep(1000)
     assert [str(reply.error) for reply in talk.of(Failed)] == ["a", "b"]
-    assert [reply.seq for reply in talk.of(Fenced)] == [0, 2]
+    assert [reply.seq for reply in talk.of(Fenced)] == [0]
     assert talk.of(Closed) == []
 
 

@@ -6,7 +6,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionnx.scheduler.governor import Ask, Leave, Return, State, decide, governor_of
+from trionnx.scheduler.governor import Ask, Hold, Leave, Release, Return, State, decide, governor_of
 
 LIMIT = 3
 moves = st.lists(st.tuples(st.sampled_from(["ask", "return", "leave"]), st.integers(0, 5)), max_size=60)
@@ -22,7 +22,7 @@ def test_never_more_than_the_limit_and_never_idle_while_somebody_waits(moves: li
             "leave": Leave(run, 0),
         }
         if move == "ask":
-            if run in dict(state.waiting):
+            if run in [ask.run for ask in state.waiting]:
                 continue
             asked.append(run)
         if move == "leave":
@@ -34,7 +34,7 @@ def test_never_more_than_the_limit_and_never_idle_while_somebody_waits(moves: li
         assert held <= LIMIT
         assert held == LIMIT or not state.waiting
     # Turns were granted in the order of asking; who waits is who asked last.
-    assert asked == granted + [run for run, _ in state.waiting]
+    assert asked == granted + [ask.run for ask in state.waiting]
 
 
 def test_turns_go_round() -> None:
@@ -79,6 +79,33 @@ def test_an_answer_that_comes_after_all_is_not_counted_twice() -> None:
     state, _ = decide(State(), Ask(1, 1))
     state, _ = decide(state, Leave(1, 0))
     state, _ = decide(state, Return(1))
+    assert state == State()
+
+
+def test_a_higher_priority_goes_first_and_equals_in_the_order_of_asking() -> None:
+    state, turns = State(), list[int]()
+    for run, priority in ((1, 0), (2, 0), (3, 5), (4, -1), (5, 5)):
+        state, got = decide(state, Ask(run, 1, priority))
+        turns += got
+    while state.held:
+        (run,) = state.held
+        state, got = decide(state, Return(run))
+        turns += got
+    assert turns == [1, 3, 5, 2, 4]
+
+
+def test_who_is_held_gets_no_turn_until_released_and_stops_nobody() -> None:
+    state, _ = decide(State(), Hold(1))
+    state, got = decide(state, Ask(1, 1, priority=9))
+    assert got == ()
+    state, got = decide(state, Ask(2, 1))
+    assert got == (2,)
+    state, got = decide(state, Release(1))
+    assert got == ()
+    state, got = decide(state, Return(2))
+    assert got == (1,)
+    state, _ = decide(state, Hold(1))
+    state, _ = decide(state, Leave(1, 0))
     assert state == State()
 
 

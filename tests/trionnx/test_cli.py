@@ -90,10 +90,10 @@ def test_options_may_stand_between_the_inputs(cli: Cli, model: str, tmp_path: Pa
 
 
 class Interrupting(FakeEngine):
-    """Ctrl-C is pressed when the fifth segment is submitted."""
+    """Ctrl-C is pressed when the seventh segment is submitted."""
 
     def submit(self, segment: Segment, done: Done) -> None:
-        if segment.seq == 4:
+        if segment.seq == 6:
             signal.raise_signal(signal.SIGINT)
         super().submit(segment, done)
 

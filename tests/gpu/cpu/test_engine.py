@@ -207,7 +207,7 @@ def test_one_opaque_step_and_its_counts(driver: Driver) -> None:
     fenced = driver.answer(driver.engine.submit, Segment(7, 0, *WHOLE))
     assert isinstance(fenced, Fenced)
     assert fenced.ready == ("y",)
-    assert driver.answer(driver.engine.end, 7) == Ended(7, Counts(1, 1, 0))
+    assert driver.answer(driver.engine.end, 7) == Ended(7, Counts(1, 1, 0, most_in_flight=1))
     assert driver.answer(driver.engine.end, 7) == Ended(7, Counts())
     begun = driver.answer(driver.engine.begin, Begin(8, feeds, ("y",)))
     assert isinstance(begun, Begun)
@@ -318,13 +318,13 @@ def test_a_run_is_terminated_in_the_middle(driver: Driver, how: str) -> None:
     if how == "close":
         closed = driver.ask(driver.engine.close)
         assert isinstance(fault(replies.get(timeout=30)), RunStopped)
-        assert run.counts == Counts(1, 1, 0)
+        assert run.counts == Counts(1, 1, 0, most_in_flight=1)
         assert closed.get(timeout=30) == Closed()
         return
     driver.engine.stop(1)
     assert isinstance(fault(replies.get(timeout=30)), RunStopped)
     assert isinstance(fault(driver.answer(driver.engine.read, Read(1, ("y",)))), RunStopped)
-    assert driver.answer(driver.engine.end, 1) == Ended(1, Counts(1, 1, 0))
+    assert driver.answer(driver.engine.end, 1) == Ended(1, Counts(1, 1, 0, most_in_flight=1))
 
 
 def test_a_stopped_run_submits_nothing(driver: Driver) -> None:

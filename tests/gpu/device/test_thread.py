@@ -20,11 +20,11 @@ class Gpu:
 
 def start(most):
     gpu = Gpu()
-    thread = QueueThread("test", most)
+    thread = QueueThread("test")
     thread.wait_for = gpu.wait
 
     def submit(number):
-        thread.make_room()
+        thread.make_room(most)
         gpu.events.append(f"submit {number}")
         thread.launched(number, 0.0, lambda seconds: gpu.events.append(f"fence {number}"))
 

@@ -28,8 +28,7 @@ def test_shape_arithmetic_leaves_no_step(parse):
     )
     _, block = plan(model, x=(2, 3, 4, 5))
     assert [type(s).__name__ for s in block.steps] == ["Upload"]
-    assert block.results is not None
-    assert block.results["y"].shape == (2, 60)
+    assert block.results["y"][1].shape == (2, 60)
 
 
 def test_a_condition_that_is_fed_ends_a_block_and_each_answer_is_planned_once(parse):
@@ -39,12 +38,12 @@ def test_a_condition_that_is_fed_ends_a_block_and_each_answer_is_planned_once(pa
         "else_branch = e () => (float[3] b) { b = Neg(x) }> }"
     )
     planner, first = plan(model, x=(3,), c=())
-    assert first.results is None
+    assert not first.results
     yes = planner.resume(first, [np.array(True)], nothing)
     no = planner.resume(first, [np.array(False)], nothing)
     assert yes is not no
     assert planner.resume(first, [np.array(True)], nothing) is yes
-    assert yes.results is not None
+    assert yes.results
 
 
 @pytest.mark.parametrize("condition", [True, False])
