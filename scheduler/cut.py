@@ -1,9 +1,9 @@
 """Cutting blocks into segments: pure functions, without Trio, and a table of what they made.
 
-Rules: a segment lies within one block and never mixes kinds of steps; it takes whole steps while
-their estimated time fits the policy's interval; a step that is longer by itself is cut inside, in
-multiples of its `StepView.multiple`; every segment holds at least one unit. A segment may be longer
-than the interval by `SLACK` of it, where that saves a cut.
+Rules: a segment lies within one block and never mixes kinds of steps; it takes whole steps, and
+ends where its estimated time is nearest to the policy's interval; a step that by itself is longer
+than that, by more than `SLACK` of it, is cut inside, in multiples of its `StepView.multiple`; every
+segment holds at least one unit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..gpu.seam import BlockView, Cursor, Finished, StepView
 
 __all__ = ["SLACK", "Piece", "PieceTable", "advance", "cost", "count_segments", "cut", "pieces"]
 
-SLACK = 0.25
+SLACK = 0.5
 KEPT = 32
 """Blocks whose segments are remembered."""
 
@@ -58,7 +58,7 @@ def cut(block: BlockView, cursor: Cursor, policy: TerminatePolicy, pace: float =
     while index < stop and steps[index].kind == kind:
         step = steps[index]
         rest_s = step.cost_s / step.units * (step.units - unit)
-        if spent_s + rest_s > most_s or (spent_s and spent_s >= budget_s):
+        if spent_s + rest_s > most_s or spent_s + (spent_s + rest_s) > 2 * budget_s * (1 + 1e-9):
             first = (index, unit) == (cursor.step, cursor.unit)
             if step.units > 1 and step.cost_s > most_s:
                 unit += _share(step, unit, budget_s) if first else _fill(step, budget_s, budget_s - spent_s)
@@ -82,10 +82,9 @@ def _fill(step: StepView, budget_s: float, left_s: float) -> int:
 def _share(step: StepView, unit: int, budget_s: float) -> int:
     """How many units of a long step, from `unit` on, a segment starts with: an even share of them."""
     unit_s, units = step.cost_s / step.units, step.units - unit
-    most_s = (1 + SLACK) * budget_s
-    shares = math.ceil(unit_s * units / most_s)
+    shares = max(1, round(unit_s * units / budget_s))
     even = -(-units // (shares * step.multiple)) * step.multiple
-    fit = max(1, int(most_s / unit_s) // step.multiple) * step.multiple
+    fit = max(1, int((1 + SLACK) * budget_s / unit_s) // step.multiple) * step.multiple
     return min(units, even, fit)
 
 

@@ -27,6 +27,7 @@ class Flight:
     def __init__(self, policy: TerminatePolicy) -> None:
         self._policy = policy
         self._segments: dict[int, tuple[float, str]] = {}
+        self._cost_s = 0.0
         self._since = 0.0
         self.limit = policy.max_in_flight + 1
         self.pace = 1.0
@@ -38,18 +39,20 @@ class Flight:
     @property
     def seconds(self) -> float:
         """Estimated seconds of what is in flight."""
-        return self.pace * sum(cost_s for cost_s, _ in self._segments.values())
+        return self.pace * self._cost_s
 
     def takes_off(self, seq: int, cost_s: float, kind: str) -> None:
         """A segment is handed over."""
         if not self._segments:
             self._since = trio.current_time()
         self._segments[seq] = cost_s, kind
+        self._cost_s += cost_s
         self._look()
 
     def lands(self, seq: int, took_s: float | None) -> None:
         """A segment was answered; `took_s` are its seconds on the device, where known."""
         cost_s, kind = self._segments.pop(seq)
+        self._cost_s = self._cost_s - cost_s if self._segments else 0.0
         self._since = trio.current_time()
         self._look()
         if took_s is None or kind != "gpu":

@@ -49,6 +49,8 @@ __all__ = ["WebGpuEngine"]
 
 PLANS = 8
 """Plans that are kept, one for each set of input shapes."""
+STAMPED = 4
+"""Every so many segments are timed by the device, once the costs of their steps are known."""
 
 
 class WebGpuEngine:
@@ -277,10 +279,13 @@ class WebGpuEngine:
     def _submit_gpu(self, run: Run, block: Block, segment: Segment, done: Done) -> None:
         device, thread, realised = self._device, self._thread, block.device
         assert device is not None
-        stamps = None if self._clock is None else self._clock.take()
+        closely = run.request.profile or realised.unlearned(segment)
+        stamps = None
+        if self._clock is not None and (closely or (segment.run + segment.seq) % STAMPED == 0):
+            stamps = self._clock.take()
         encoder = device.encoder()
         writer = PassWriter(device, encoder)
-        marks = self._encode(run, realised, segment, writer, stamps)
+        marks = self._encode(realised, segment, writer, stamps, closely)
         if self._counter is not None:
             self._counter.bump(writer)
         writer.end()
@@ -305,12 +310,14 @@ class WebGpuEngine:
 
         def fenced(elapsed: float) -> None:
             run.finished += 1
-            seconds = [elapsed] if stamps is None else stamps.read()
+            seconds = [] if stamps is None else stamps.read()
             try:
                 if seconds:
                     realised.learn(segment, marks, seconds)
+                elif self._clock is None:
+                    realised.learn(segment, (marks[0], marks[-1]), [elapsed])
                 if run.request.profile:
-                    run.times += times_of(block, marks, seconds)
+                    run.times += times_of(block, marks, seconds or [elapsed])
                 self._fenced(run, segment, sum(seconds) if seconds else None, done)
             except BaseException as error:
                 run.fault = error
@@ -319,14 +326,12 @@ class WebGpuEngine:
         thread.launched(submission, started, fenced)
 
     def _encode(
-        self, run: Run, realised: Realised, segment: Segment, writer: PassWriter, stamps: Stamps | None
+        self, realised: Realised, segment: Segment, writer: PassWriter, stamps: Stamps | None, closely: bool
     ) -> list[int]:
-        """Write a segment's commands; between which steps the time is written, the ends among them."""
+        """Write a segment's commands, and the time at its ends, or between its steps; where that was."""
         start, stop = segment.start, segment.stop
         first, last = start.step, stop.step + (stop.unit > 0)
-        every = last - first
-        if run.request.profile or realised.unlearned(segment):
-            every = 1 + every // MARKS
+        every = 1 + (last - first) // MARKS if closely and stamps is not None else last - first
         marks = [first]
         if stamps is not None:
             writer.mark(stamps)

@@ -85,7 +85,7 @@ class Realised:
             seconds: measured.
         """
         whole = self.expected(segment)
-        if len(marks) == 2 and 0.75 * whole < seconds[0] < 1.33 * whole and not self.unlearned(segment):
+        if len(marks) == 2 and 0.9 * whole < seconds[0] < 1.1 * whole and not self.unlearned(segment):
             return
         self._expected.clear()
         for begin, end, took in zip(marks, marks[1:], seconds, strict=False):

@@ -119,9 +119,10 @@ def test_steps_of_round_numbers_fill_the_interval_exactly() -> None:
     assert [stop.step for _, stop in segments(block, every(0.005))] == [5, 10, 12]
 
 
-def test_a_step_that_fits_but_for_a_little_is_taken_whole() -> None:
-    block = BlockView(0, (StepView("gpu", cost_s=0.0045), StepView("gpu", cost_s=0.0015), StepView("gpu", cost_s=1e-4)))
+def test_a_segment_ends_where_it_is_nearest_to_the_interval() -> None:
+    block = BlockView(0, (StepView("gpu", cost_s=0.0042), StepView("gpu", cost_s=0.0015), StepView("gpu", cost_s=1e-4)))
     assert [stop.step for _, stop in segments(block, every(0.005))] == [2, 3]
+    assert [stop.step for _, stop in segments(block, every(0.0049))] == [1, 3]
 
 
 def test_a_long_step_by_itself_is_cut_into_even_shares_in_multiples() -> None:
@@ -138,7 +139,7 @@ def test_a_long_step_fills_up_a_segment_where_half_of_it_is_left() -> None:
 
 
 def test_a_step_that_fits_a_segment_of_its_own_is_not_cut() -> None:
-    block = BlockView(0, (StepView("gpu", cost_s=0.003), StepView("gpu", units=100, cost_s=0.004)))
+    block = BlockView(0, (StepView("gpu", cost_s=0.003), StepView("gpu", units=100, cost_s=0.0045)))
     assert cut(block, Cursor(0), every(0.005)) == Cursor(0, 1)
     assert cut(block, Cursor(0, 1), every(0.005)) == Cursor(0, 2)
 
