@@ -143,11 +143,12 @@ def choose_adapter(
     return min(fits, key=lambda a: (a.kind != "hardware", a.index))
 
 
-def adapter_features(info: AdapterInfo) -> list[str]:
+def adapter_features(info: AdapterInfo, f16: bool = False) -> list[str]:
     """The features to ask the device for: what is needed, and what helps where it is offered."""
     helpful = (
         *("timestamp-query", "timestamp-query-inside-encoders", "timestamp-query-inside-passes"),
         "subgroup",
+        *["shader-f16"] * f16,
     )
     return [NEEDED, *(f for f in helpful if f in info._adapter.features)]
 
@@ -167,4 +168,5 @@ def target_of(info: AdapterInfo) -> Target:
         max_storage_buffers=buffers,
         max_binding_bytes=binding,
         width=64,
+        f16=True,
     )

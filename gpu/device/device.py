@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import DeviceLost
 from ..kernels.kernel import Program
 from .adapters import DRIVER_LOCK, AdapterInfo, adapter_features, driver_lock, target_of
+from .half import measure_half
 from .subgroup import measure_subgroup
 
 __all__ = ["Device", "Pipeline"]
@@ -55,7 +56,7 @@ class Device:
         }
         with driver_lock():
             self.native = info._adapter.request_device_sync(
-                label="trionnx", required_features=adapter_features(info), required_limits=limits
+                label="trionnx", required_features=adapter_features(info, self.target.f16), required_limits=limits
             )
         self.handle = self.native._internal
         self.queue = self.native.queue._internal
@@ -73,6 +74,9 @@ class Device:
         self._align = int(self.native.limits["min-uniform-buffer-offset-alignment"])
         if self.target.cpu and "subgroup" in self.native.features:
             self.target = replace(self.target, subgroup=measure_subgroup(self))
+        if self.target.f16:
+            there = "shader-f16" in self.native.features
+            self.target = replace(self.target, f16=there and measure_half(self))
 
     @property
     def pipelines(self) -> int:

@@ -370,10 +370,11 @@ class WebGpuEngine:
             step = block.steps[index]
             run.check()
             if isinstance(step, Upload):
-                device.write(realiser.buffer(block, step.target), 0, as_words(run.frame[step.key]), run.check)
+                device.write(realiser.buffer(block, step.target), 0, as_words(run.frame[step.key], step.target.half), run.check)
             elif isinstance(step, Fetch):
-                data = device.read(realiser.buffer(block, step.source), int(np.prod(step.shape)) * 4, run.check)
-                run.frame[step.key] = from_words(data, step.dtype, step.shape)
+                source, count = step.source, int(np.prod(step.shape))
+                data = device.read(realiser.buffer(block, source), count * source.each, run.check)
+                run.frame[step.key] = from_words(data, step.dtype, step.shape, source.half)
             else:
                 assert isinstance(step, HostCall)
                 arrays = [
@@ -418,8 +419,9 @@ class WebGpuEngine:
         assert result.storage is not None
         if 0 in result.shape:
             return np.empty(result.shape, result.dtype)
-        data = device.read(realiser.buffer(block, result.storage), int(np.prod(result.shape)) * 4, check)
-        return from_words(data, result.dtype, result.shape)
+        source = result.storage
+        data = device.read(realiser.buffer(block, source), int(np.prod(result.shape)) * source.each, check)
+        return from_words(data, result.dtype, result.shape, source.half)
 
     def _end(self, number: int, done: Done) -> None:
         try:

@@ -14,12 +14,13 @@ from typing import Any, Self
 import numpy as np
 
 from ..errors import InvalidModel
-from ..kernels.kernel import Epilogue, Kernel, link, pack_params
+from ..kernels.kernel import Epilogue, Kernel, admits, link, pack_params
+from ..kernels.place import place_kernel
 from ..kernels.registry import NoKernel, TooLarge
 from . import fuse
 from .steps import Copy, Dispatch, Fetch, Step, Upload
 from .target import Target
-from .tensor import Apply, Array, Pending, Shape, Storage, Tensor, as_words, gpu_type
+from .tensor import F16, F32, HELD, Apply, Array, Pending, Shape, Storage, Tensor, as_words, gpu_type
 
 __all__ = ["Emission", "Undecided"]
 
@@ -106,13 +107,20 @@ class Emission:
 
     # --- where things lie ---------------------------------------------------------------------
 
-    def new(self, dtype: np.dtype[Any], shape: Shape) -> Tensor:
-        """A tensor on the device for a kernel without `result` to write."""
+    def new(self, dtype: np.dtype[Any], shape: Shape, of: Sequence[Tensor] = ()) -> Tensor:
+        """A tensor on the device for a kernel without `result` to write.
+
+        Args:
+            dtype: of the tensor.
+            shape: of the tensor.
+            of: all its elements are elements of these, so they are f16 if those are.
+        """
         kind = gpu_type(np.dtype(dtype))
         if kind is None:
             raise NoKernel(f"no GPU type for {dtype}")
         tensor = self._fits(Tensor(np.dtype(dtype), tuple(shape)))
-        self.placed[tensor] = Storage(self._nbytes(tensor))
+        tensor.half = bool(of) and all(self._is_half(t) for t in of)
+        self.placed[tensor] = self._room(tensor)
         return tensor
 
     def storage(self, tensor: Tensor) -> Storage:
@@ -132,8 +140,10 @@ class Emission:
             return self.weight(tensor, "plain", lambda array: array)
         key = self.hosted.get(tensor)
         if key is not None:
-            made = Storage(self._nbytes(tensor))
-            self.steps.append(Upload(key, made, tensor.dtype, tensor.size * 4, self.node))
+            made = self._room(tensor)
+            self.steps.append(Upload(key, made, tensor.dtype, tensor.size * made.each, self.node))
+        elif (narrow := self._narrow(tensor)) is not None:
+            made = self.storage(narrow)
         else:
             made = self._compute(tensor)
         self.placed[tensor] = made
@@ -165,11 +175,12 @@ class Emission:
             value = self.known_value(tensor)
             assert value is not None
             first = [value if key == "plain" else pack(value)]
+            half = self._lies_half(tensor) and _has_half(first[0])
 
             def fill() -> Array:
-                return as_words(first.pop() if first else value if key == "plain" else pack(value))
+                return as_words(first.pop() if first else value if key == "plain" else pack(value), half)
 
-            made = Storage(_padded(first[0].size * 4), "weight", fill)
+            made = Storage(_padded(first[0].size * (2 if half else 4)), "weight", fill, half)
             tensor.weights[key] = made
         return made
 
@@ -187,7 +198,8 @@ class Emission:
             value = self.known_value(tensor)
             assert value is not None
             array = np.asarray(make(value))
-            made = tensor.derived[key] = Tensor(array.dtype, array.shape, value=array)
+            half = tensor.half or tensor.dtype == F16
+            made = tensor.derived[key] = Tensor(array.dtype, array.shape, value=array, half=half)
         return made
 
     def host_key(self, tensor: Tensor) -> int | None:
@@ -218,7 +230,7 @@ class Emission:
             return self.derive(tensor, ("view", shape), lambda array: array.reshape(shape))
         if tensor.shape == shape:
             return tensor
-        made = Tensor(tensor.dtype, shape)
+        made = Tensor(tensor.dtype, shape, half=tensor.half)
         self.placed[made] = self.storage(tensor)
         return made
 
@@ -273,6 +285,7 @@ class Emission:
         shape: Shape,
         *,
         flops: float = 0.0,
+        of: Tensor | None = None,
     ) -> Tensor:
         """The result of a kernel with `result`: emitted later, with what can be fused onto its end.
 
@@ -284,11 +297,13 @@ class Emission:
             dtype: of the result.
             shape: of the result; its elements in row-major order are what `store` counts.
             flops: floating point operations, for the first estimate of its time.
+            of: all its elements are elements of this, so they are f16 if those are.
         """
         assert kernel.result is not None
         assert len(reads) == len(kernel.reads)
         waiting = Pending(kernel, tuple(reads), dict(params), groups, flops, self.node)
-        return self._fits(Tensor(np.dtype(dtype), tuple(shape), pending=waiting))
+        half = of is not None and self._is_half(of)
+        return self._fits(Tensor(np.dtype(dtype), tuple(shape), pending=waiting, half=half))
 
     def dispatch(
         self,
@@ -304,7 +319,10 @@ class Emission:
         """Emit a kernel now. Nothing is emitted where there are no workgroups."""
         if groups <= 0:
             return
-        program = link(kernel, epilogue)
+        may = admits(kernel, epilogue)
+        reads = [self._wide(s) if s.half and not able else s for s, (_, able) in zip(reads, may, strict=False)]
+        halves = frozenset(name for s, (name, _) in zip((*reads, *writes), may, strict=True) if s.half)
+        program = link(kernel, epilogue, halves)
         assert (len(reads), len(writes)) == (program.reads, program.writes), kernel.name
         for storage in (*reads, *writes):
             self._seen(storage.nbytes)
@@ -318,8 +336,38 @@ class Emission:
         """Emit a copy of `count` elements; offsets in elements."""
         if count <= 0:
             return
-        cost = self.target.overhead_s + count * 8 / (4 * self.target.bytes_per_s)
-        self.steps.append(Copy(source, source_offset * 4, target, target_offset * 4, count * 4, cost, self.node))
+        each = target.each
+        begin, end, nbytes = source_offset * each, target_offset * each, count * each
+        if source.half != target.half or begin % 4 or end % 4 or nbytes % 4:
+            self._moved(source, source_offset, target, target_offset, count, count, count)
+            return
+        cost = self.target.overhead_s + nbytes * 2 / (4 * self.target.bytes_per_s)
+        self.steps.append(Copy(source, begin, target, end, nbytes, cost, self.node))
+
+    def place(self, source: Storage, target: Storage, offset: int, rows: int, run: int, pitch: int) -> None:
+        """Emit copies of `rows` runs of a storage to where they begin at offset, offset + pitch, ... of another."""
+        if rows > 4:
+            self._moved(source, 0, target, offset, rows * run, run, pitch)
+            return
+        for row in range(rows):
+            self.copy(source, row * run, target, offset + row * pitch, run)
+
+    def _moved(
+        self, source: Storage, first: int, target: Storage, offset: int, count: int, run: int, pitch: int
+    ) -> None:
+        params = {"count": count, "run": run, "pitch": pitch, "offset": offset, "first": first}
+        wide = not any(n % 4 for n in params.values())
+        if wide:
+            params = {name: n // 4 for name, n in params.items()}
+        kind = "f32" if source.half or target.half else "u32"
+        kernel = place_kernel(kind, wide, self.target.cpu)
+        self.dispatch(kernel, [source], [target], params, -(-params["count"] // 256))
+
+    def _wide(self, storage: Storage) -> Storage:
+        """What a storage of f16 holds, as f32."""
+        made = Storage(storage.nbytes * 2)
+        self._moved(storage, 0, made, 0, *[storage.nbytes // 2] * 3)
+        return made
 
     # --- fusion -------------------------------------------------------------------------------
 
@@ -351,10 +399,10 @@ class Emission:
     def _compute(self, tensor: Tensor) -> Storage:
         """Emit a lazy tensor with all that fuses into it."""
         if tensor.pending is not None:
-            return self._emit_pending(tensor.pending, Storage(self._nbytes(tensor)), None, (), {})
+            return self._emit_pending(tensor.pending, self._room(tensor), None, (), {})
         assert tensor.apply is not None, f"{tensor!r} lies nowhere"
         tree = self._settle(tensor)
-        made = Storage(self._nbytes(tensor))
+        made = self._room(tensor)
         if tensor.size == 0:
             return made
         root = tree.root
@@ -437,7 +485,7 @@ class Emission:
 
     def _fits(self, tensor: Tensor) -> Tensor:
         """Refuse, while there is a way round, what no dispatch could see in one piece. Raises TooLarge."""
-        self._seen(self._nbytes(tensor))
+        self._seen(_padded(tensor.size * 4))
         return tensor
 
     def _seen(self, nbytes: int) -> None:
@@ -445,8 +493,36 @@ class Emission:
         if nbytes > limit:
             raise TooLarge(f"{nbytes} bytes are over the adapter's limit of {limit} for one buffer that a shader sees")
 
-    def _nbytes(self, tensor: Tensor) -> int:
-        return _padded(tensor.size * 4)
+    def _room(self, tensor: Tensor) -> Storage:
+        """Memory for a tensor."""
+        half = self._lies_half(tensor)
+        return Storage(_padded(tensor.size * (2 if half else 4)), half=half)
+
+    def _lies_half(self, tensor: Tensor) -> bool:
+        return self.target.f16 and (tensor.half or tensor.dtype == F16)
+
+    def _is_half(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies as f16, or will once it is computed."""
+        if tensor not in self.placed and self.known_value(tensor) is None:
+            return self._lies_half(self._narrow(tensor) or tensor)
+        return self.storage(tensor).half
+
+    def _narrow(self, tensor: Tensor) -> Tensor | None:
+        """The tensor of a narrow dtype that a lazy one shows as it is held, and nothing else."""
+        apply = tensor.apply
+        if apply is None or apply.wgsl != "x" or len(apply.args) != 1:
+            return None
+        (arg,) = apply.args
+        return arg if arg.shape == tensor.shape and HELD.get(arg.dtype) == tensor.dtype else None
+
+
+def _has_half(array: Array) -> bool:
+    """Whether float16 has each value of an array."""
+    if array.dtype != F32:
+        return array.dtype == F16
+    with np.errstate(over="ignore"):
+        back = array.astype(F16).astype(F32)
+    return np.array_equal(back, array, equal_nan=True)
 
 
 def _padded(nbytes: int) -> int:

@@ -18,7 +18,7 @@ class Target:
         max_binding_bytes: the largest stretch of a buffer that one dispatch may see.
         max_workgroups: workgroups of one dispatch.
         width: workgroups that run side by side; a step is cut into multiples of it.
-        f16: shaders may use f16.
+        f16: float16 lies in buffers as f16; else as f32.
         subgroup: invocations in a subgroup where shaders may use subgroup operations and it is known, else 0.
     """
 

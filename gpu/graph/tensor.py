@@ -29,7 +29,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
-F32, I32, U32, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.bool_))
+F32, I32, U32, BOOL, F16 = (np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.bool_, np.float16))
 _GPU_TYPES = {F32: "f32", I32: "i32", U32: "u32", BOOL: "bool"}
 HELD = {
     np.dtype(np.float16): F32,
@@ -39,7 +39,7 @@ HELD = {
     np.dtype(np.uint8): U32,
     np.dtype(np.uint16): U32,
 }
-"""Narrow dtypes, and what the device holds their values as: every value of the one is one of the other."""
+"""Narrow dtypes, and what shaders hold their values as: every value of the one is one of the other."""
 _BITS, _SIGN = "bitcast<u32>(x)", "(bitcast<u32>(x) & 0x80000000u)"
 NARROW = {
     # Rounded to nearest, ties to even; below 2 ** -14 in steps of 2 ** -24; from 65520 on infinite.
@@ -73,17 +73,24 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """A piece of device memory. Elements take 4 bytes each; padded to 16 bytes.
+    """A piece of device memory, padded to 16 bytes.
 
     Attributes:
         nbytes: its size.
         role: "temp" (placed by liveness), or "weight" (filled once, kept with the session).
         fill: for weights: makes the bytes, called once, when the weight is uploaded.
+        half: elements are f16, which kernels read and write as f32; else they take 4 bytes each.
     """
 
     nbytes: int
     role: Literal["temp", "weight"] = "temp"
     fill: Callable[[], Array] | None = None
+    half: bool = False
+
+    @property
+    def each(self) -> int:
+        """Bytes of an element."""
+        return 2 if self.half else 4
 
 
 @dataclass(eq=False, slots=True)
@@ -118,6 +125,7 @@ class Tensor:
         value: its contents where the model itself fixes them.
         apply: set for an elementwise result that may still be fused.
         pending: set for the result of a kernel that may still be fused onto.
+        half: of dtype float32, but float16 has each of its values; where `value` is set, it may have.
     """
 
     dtype: np.dtype[Any]
@@ -125,6 +133,7 @@ class Tensor:
     value: Array | None = None
     apply: Apply | None = None
     pending: Pending | None = None
+    half: bool = False
     weights: dict[object, Storage] = field(default_factory=dict)
     derived: dict[object, Tensor] = field(default_factory=dict)
 
@@ -147,15 +156,24 @@ class Tensor:
         return f"Tensor({self.dtype.name}{list(self.shape)})"
 
 
-def as_words(array: Array) -> Array:
-    """An array as its buffer holds it: contiguous, 4 bytes per element, narrow dtypes widened, bool as u32."""
+def as_words(array: Array, half: bool = False) -> Array:
+    """An array as its buffer holds it: contiguous, 4 bytes per element, narrow dtypes widened, bool as u32.
+
+    With `half` 2 bytes per element: float16, filled up to whole words.
+    """
+    if half:
+        made = np.zeros(-(-array.size // 2) * 2, F16)
+        made[: array.size] = array.reshape(-1)
+        return made
     array = array.astype(U32 if array.dtype == BOOL else HELD.get(array.dtype, array.dtype), copy=False)
     assert array.dtype.itemsize == 4, array.dtype
     return np.ascontiguousarray(array)
 
 
-def from_words(data: bytearray, dtype: np.dtype[Any], shape: Shape) -> Array:
-    """The array that a buffer's bytes are."""
+def from_words(data: bytearray, dtype: np.dtype[Any], shape: Shape, half: bool = False) -> Array:
+    """The array that a buffer's bytes are; with `half` they are float16."""
+    if half:
+        return np.frombuffer(data, F16).astype(dtype, copy=False).reshape(shape)
     if dtype == BOOL:
         bits: Array = np.frombuffer(data, U32) != 0
         return bits.reshape(shape)

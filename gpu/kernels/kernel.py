@@ -16,7 +16,9 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["Binding", "Epilogue", "Kernel", "Program", "pack_params"]
+from .half import admitted, halved, rewritten
+
+__all__ = ["Binding", "Epilogue", "Kernel", "Program", "admits", "link", "pack_params"]
 
 Scalar = Literal["f32", "i32", "u32"]
 
@@ -103,14 +105,29 @@ def plain_epilogue(kernel: Kernel) -> Epilogue:
 
 
 @lru_cache(maxsize=4096)
-def link(kernel: Kernel, epilogue: Epilogue | None = None) -> Program:
-    """Make the whole shader of a kernel and what is fused onto its end."""
-    if kernel.result is not None and epilogue is None:
-        epilogue = plain_epilogue(kernel)
-    reads = kernel.reads + (epilogue.reads if epilogue else ())
-    writes = (Binding("out", epilogue.out),) if epilogue else kernel.writes
-    params = kernel.params + (epilogue.params if epilogue else ())
-    lines = ["var<immediate> base: u32;"]
+def admits(kernel: Kernel, epilogue: Epilogue | None = None) -> tuple[tuple[str, bool], ...]:
+    """The buffers of a shader, reads before writes: their names, and whether they may hold f16 instead of f32."""
+    end = _end(kernel, epilogue)
+    code = f"{kernel.functions}\n{kernel.body}"
+    reads, writes = _buffers(kernel, end)
+    own = {*kernel.reads, *kernel.writes}
+    return tuple((b.name, admitted(code if b in own else end.code, b.name, b.type)) for b in (*reads, *writes))
+
+
+@lru_cache(maxsize=4096)
+def link(kernel: Kernel, epilogue: Epilogue | None = None, halves: frozenset[str] = frozenset()) -> Program:
+    """Make the whole shader of a kernel and what is fused onto its end.
+
+    Args:
+        kernel: its text.
+        epilogue: what is fused, None = nothing.
+        halves: buffers that hold f16 instead of f32, of those that `admits` says may.
+    """
+    end = _end(kernel, epilogue)
+    reads, writes = _buffers(kernel, end)
+    params = kernel.params + end.params
+    lines = ["enable f16;"] if halves else []
+    lines.append("var<immediate> base: u32;")
     number = 0
     if params:
         members = ", ".join(f"{name}: {kind}" for name, kind in params)
@@ -118,21 +135,33 @@ def link(kernel: Kernel, epilogue: Epilogue | None = None) -> Program:
         number = 1
     for access, bindings in (("read", reads), ("read_write", writes)):
         for binding in bindings:
-            lines.append(f"@group(0) @binding({number}) var<storage, {access}> {binding.name}: array<{binding.type}>;")
+            kind = halved(binding.type) if binding.name in halves else binding.type
+            lines.append(f"@group(0) @binding({number}) var<storage, {access}> {binding.name}: array<{kind}>;")
             number += 1
-    if epilogue:
-        lines.append(epilogue.code)
+    own = {b.name: b.type for b in (*kernel.reads, *kernel.writes) if b.name in halves}
+    fused = {b.name: b.type for b in (*reads, *writes) if b.name in halves and b.name not in own}
     lines += [
-        kernel.functions,
+        rewritten(end.code, fused),
+        rewritten(kernel.functions, own),
         f"@compute @workgroup_size({kernel.lanes})",
         "fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_id) local: vec3u) {",
         "let group = base + workgroup.x;",
         "let lane = local.x;",
-        kernel.body,
+        rewritten(kernel.body, own),
         "}",
     ]
-    name = kernel.name + (f"+{epilogue.label}" if epilogue and epilogue.label else "")
+    name = kernel.name + (f"+{end.label}" if end.label else "")
     return Program(name, "\n".join(lines), len(reads), len(writes), params, kernel.multiple)
+
+
+def _end(kernel: Kernel, epilogue: Epilogue | None) -> Epilogue:
+    if epilogue is None:
+        return plain_epilogue(kernel) if kernel.result is not None else Epilogue("")
+    return epilogue
+
+
+def _buffers(kernel: Kernel, end: Epilogue) -> tuple[tuple[Binding, ...], tuple[Binding, ...]]:
+    return kernel.reads + end.reads, (Binding("out", end.out),) if kernel.result is not None else kernel.writes
 
 
 def pack_params(declared: Sequence[tuple[str, Scalar]], values: Mapping[str, int | float]) -> bytes:

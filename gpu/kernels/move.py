@@ -65,7 +65,7 @@ def strided(
     if len(merged) == 1 and (steps[0] == 1 or size == 1):
         if size == x.size:
             return plan.view(x, shape)
-        source, made = plan.storage(x), plan.new(x.dtype, shape)
+        source, made = plan.storage(x), plan.new(x.dtype, shape, of=[x])
         plan.copy(source, offset, plan.storage(made), 0, size)
         return made
     wide = steps[-1] == 1 and not any(n % 4 for n in (merged[-1], offset, *steps[:-1]))
@@ -80,7 +80,7 @@ def strided(
     if not wide:
         params["turns"] = 1 if merged[-1] % 4 == 0 else 4
     kernel = _strided_kernel(x.type, len(merged), wide, plan.target.cpu)
-    return plan.pending(kernel, [plan.storage(x)], params, -(-size // 4 // QUADS), x.dtype, shape)
+    return plan.pending(kernel, [plan.storage(x)], params, -(-size // 4 // QUADS), x.dtype, shape, of=x)
 
 
 @lru_cache
@@ -252,48 +252,15 @@ class Concat(Operator):
         tensors = [t for t in tensors if t.size]
         if len(tensors) == 1:
             return tensors[0]
-        made = plan.new(first.dtype, (*first.shape[:axis], total, *first.shape[axis + 1 :]))
+        made = plan.new(first.dtype, (*first.shape[:axis], total, *first.shape[axis + 1 :]), of=tensors)
+        target = plan.storage(made)
         outer, inner = math.prod(first.shape[:axis]), math.prod(first.shape[axis + 1 :])
         start = 0
         for tensor in tensors:
-            _place(plan, tensor, made, start * inner, outer, tensor.shape[axis] * inner, total * inner)
+            run = tensor.shape[axis] * inner
+            plan.place(plan.storage(tensor), target, start * inner, outer, run, total * inner)
             start += tensor.shape[axis]
         return made
-
-
-def _place(plan: Lowering, x: Tensor, target: Tensor, offset: int, rows: int, run: int, pitch: int) -> None:
-    """Copy `rows` runs of x to where they begin at offset, offset + pitch, ... of the target."""
-    source, storage = plan.storage(x), plan.storage(target)
-    if rows <= 4:
-        for row in range(rows):
-            plan.copy(source, row * run, storage, offset + row * pitch, run)
-        return
-    wide = not any(n % 4 for n in (run, pitch, offset))
-    each = 4 if wide else 1
-    params = {"count": rows * run // each, "run": run // each, "pitch": pitch // each, "offset": offset // each}
-    plan.dispatch(_place_kernel(wide, plan.target.cpu), [source], [storage], params, -(-rows * run // each // 256))
-
-
-@lru_cache
-def _place_kernel(wide: bool, cpu: bool) -> Kernel:
-    index = "(group * 64u + lane) * 4u + k" if cpu else "group * 256u + k * 64u + lane"
-    body = f"""for (var k = 0u; k < 4u; k++) {{
-    let i = {index};
-    if (i < params.count) {{
-        let row = i / params.run;
-        y[params.offset + row * params.pitch + (i - row * params.run)] = x[i];
-    }}
-}}"""
-    kind = "vec4u" if wide else "u32"
-    names = ("count", "run", "pitch", "offset")
-    return Kernel(
-        f"place{'x4' if wide else ''}",
-        body,
-        reads=(Binding("x", kind),),
-        writes=(Binding("y", kind),),
-        params=tuple((name, "u32") for name in names),
-        result=None,
-    )
 
 
 @op("Tile", since=6)

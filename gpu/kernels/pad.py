@@ -54,7 +54,9 @@ def pad(plan: Lowering, x: Tensor, begins: list[int], ends: list[int], mode: str
     if mode == "constant":
         params["value"] = value
     kernel = _pad_kernel(x.type, len(dims), mode, plan.target.cpu)
-    return plan.pending(kernel, [plan.storage(x)], params, -(-math.prod(shape) // 4 // QUADS), x.dtype, shape)
+    groups = -(-math.prod(shape) // 4 // QUADS)
+    of = x if mode != "constant" or value == 0 else None
+    return plan.pending(kernel, [plan.storage(x)], params, groups, x.dtype, shape, of=of)
 
 
 _STORED: dict[str, Scalar] = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "u32"}
