@@ -158,8 +158,11 @@ def target_of(info: AdapterInfo) -> Target:
     limits = info._adapter.limits
     buffers = min(int(limits["max-storage-buffers-per-shader-stage"]), 10)
     binding = min(int(limits["max-storage-buffer-binding-size"]), int(limits["max-buffer-size"]))
+    f16 = "shader-f16" in info._adapter.features
     if info.kind == "software":
-        return Target(max_storage_buffers=buffers, max_binding_bytes=binding, width=max(1, os.cpu_count() or 1))
+        return Target(
+            max_storage_buffers=buffers, max_binding_bytes=binding, width=max(1, os.cpu_count() or 1), f16=f16
+        )
     return Target(
         cpu=False,
         flops_per_s=1e12,
@@ -168,5 +171,5 @@ def target_of(info: AdapterInfo) -> Target:
         max_storage_buffers=buffers,
         max_binding_bytes=binding,
         width=64,
-        f16=True,
+        f16=f16,
     )

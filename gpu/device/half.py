@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..graph.tensor import Array
-from ..kernels.kernel import Program
+from ..kernels.kernel import Binding, Kernel, link
 
 if TYPE_CHECKING:
     from .device import Device
@@ -16,30 +16,26 @@ __all__ = ["BITS", "judge_half", "measure_half"]
 
 BITS = np.arange(1 << 16, dtype=np.uint16)
 """Every float16 there is."""
-_WGSL = f"""enable f16;
-@group(0) @binding(0) var<storage, read> ones: array<f16>;
-@group(0) @binding(1) var<storage, read> fours: array<vec4<f16>>;
-@group(0) @binding(2) var<storage, read> exact: array<f32>;
-@group(0) @binding(3) var<storage, read_write> widened: array<u32>;
-@group(0) @binding(4) var<storage, read_write> by_ones: array<f16>;
-@group(0) @binding(5) var<storage, read_write> by_fours: array<vec4<f16>>;
-@compute @workgroup_size(64)
-fn main(@builtin(global_invocation_id) place: vec3u) {{
-    let i = place.x * 4u;
-    for (var k = i; k < i + 4u; k++) {{
-        widened[k] = bitcast<u32>(f32(ones[k]));
-        by_ones[k] = f16(exact[k]);
-    }}
-    let four = vec4f(fours[place.x]);
-    for (var k = 0u; k < 4u; k++) {{ widened[{BITS.size}u + i + k] = bitcast<u32>(four[k]); }}
-    by_fours[place.x] = vec4<f16>(vec4f(exact[i], exact[i + 1u], exact[i + 2u], exact[i + 3u]));
+_KERNEL = Kernel(
+    "measure_half",
+    f"""let four = group * 64u + lane;
+for (var i = four * 4u; i < four * 4u + 4u; i++) {{
+    widened[i] = bitcast<u32>(ones[i]);
+    by_ones[i] = exact[i];
+    widened[{BITS.size}u + i] = bitcast<u32>(fours[four][i % 4u]);
 }}
-"""
+let i = four * 4u;
+by_fours[four] = vec4f(exact[i], exact[i + 1u], exact[i + 2u], exact[i + 3u]);""",
+    reads=(Binding("ones"), Binding("fours", "vec4f"), Binding("exact")),
+    writes=(Binding("widened", "u32"), Binding("by_ones"), Binding("by_fours", "vec4f")),
+    result=None,
+)
 
 
 def measure_half(device: Device) -> bool:
     """Whether every float16 comes as f32 out of a buffer, and goes back into one, as what it is."""
-    pipeline = device.compile(Program("measure_half", _WGSL, 3, 3, (), 1))
+    named = frozenset(("ones", "fours", "by_ones", "by_fours"))
+    pipeline = device.compile(link(_KERNEL, None, named, device.target.cpu))
     wide = BITS.view(np.float16).astype(np.float32)
     buffers = [device.buffer(n * BITS.size) for n in (2, 4, 8, 2, 2)]
     halves, exact, *made = buffers
@@ -49,6 +45,7 @@ def measure_half(device: Device) -> bool:
         encoder = device.native.create_command_encoder()
         writer = encoder.begin_compute_pass()
         writer.set_pipeline(pipeline.native)
+        writer.set_immediates(0, bytes(4), 0, 4)
         bound = [(b, b.size) for b in (halves, halves, exact, *made)]
         writer.set_bind_group(0, device.bind(pipeline, None, 0, bound))
         writer.dispatch_workgroups(BITS.size // 256)

@@ -322,7 +322,7 @@ class Emission:
         may = admits(kernel, epilogue)
         reads = [self._wide(s) if s.half and not able else s for s, (_, able) in zip(reads, may, strict=False)]
         halves = frozenset(name for s, (name, _) in zip((*reads, *writes), may, strict=True) if s.half)
-        program = link(kernel, epilogue, halves)
+        program = link(kernel, epilogue, halves, not halves or self.target.cpu)
         assert (len(reads), len(writes)) == (program.reads, program.writes), kernel.name
         for storage in (*reads, *writes):
             self._seen(storage.nbytes)

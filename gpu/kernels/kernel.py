@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from .half import admitted, halved, rewritten
+from .half import admitted, conversions, halved, rewritten
 
 __all__ = ["Binding", "Epilogue", "Kernel", "Program", "admits", "link", "pack_params"]
 
@@ -115,19 +115,23 @@ def admits(kernel: Kernel, epilogue: Epilogue | None = None) -> tuple[tuple[str,
 
 
 @lru_cache(maxsize=4096)
-def link(kernel: Kernel, epilogue: Epilogue | None = None, halves: frozenset[str] = frozenset()) -> Program:
+def link(
+    kernel: Kernel, epilogue: Epilogue | None = None, halves: frozenset[str] = frozenset(), cpu: bool = True
+) -> Program:
     """Make the whole shader of a kernel and what is fused onto its end.
 
     Args:
         kernel: its text.
         epilogue: what is fused, None = nothing.
         halves: buffers that hold f16 instead of f32, of those that `admits` says may.
+        cpu: for a software adapter; it matters for halves only.
     """
     end = _end(kernel, epilogue)
     reads, writes = _buffers(kernel, end)
     params = kernel.params + end.params
-    lines = ["enable f16;"] if halves else []
+    lines = ["enable f16;", conversions(cpu)] if halves else []
     lines.append("var<immediate> base: u32;")
+    kinds: dict[str, str] = {}
     number = 0
     if params:
         members = ", ".join(f"{name}: {kind}" for name, kind in params)
@@ -135,13 +139,14 @@ def link(kernel: Kernel, epilogue: Epilogue | None = None, halves: frozenset[str
         number = 1
     for access, bindings in (("read", reads), ("read_write", writes)):
         for binding in bindings:
-            kind = halved(binding.type) if binding.name in halves else binding.type
+            kind = binding.type
+            if binding.name in halves:
+                kind = kinds[binding.name] = halved(kind, access != "read", cpu)
             lines.append(f"@group(0) @binding({number}) var<storage, {access}> {binding.name}: array<{kind}>;")
             number += 1
-    own = {b.name: b.type for b in (*kernel.reads, *kernel.writes) if b.name in halves}
-    fused = {b.name: b.type for b in (*reads, *writes) if b.name in halves and b.name not in own}
+    own = {b.name: kinds.pop(b.name) for b in (*kernel.reads, *kernel.writes) if b.name in kinds}
     lines += [
-        rewritten(end.code, fused),
+        rewritten(end.code, kinds),
         rewritten(kernel.functions, own),
         f"@compute @workgroup_size({kernel.lanes})",
         "fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_id) local: vec3u) {",
