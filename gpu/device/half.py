@@ -33,7 +33,12 @@ by_fours[four] = vec4f(exact[i], exact[i + 1u], exact[i + 2u], exact[i + 3u]);""
 
 
 def measure_half(device: Device) -> bool:
-    """Whether every float16 comes as f32 out of a buffer, and goes back into one, as what it is."""
+    """Whether every float16 comes as f32 out of a buffer, and goes back into one, as what it is.
+
+    False also where a shader may not see a buffer that is large enough to try them all.
+    """
+    if device.target.max_binding_bytes < 8 * BITS.size:
+        return False
     named = frozenset(("ones", "fours", "by_ones", "by_fours"))
     pipeline = device.compile(link(_KERNEL, None, named, device.target.cpu))
     wide = BITS.view(np.float16).astype(np.float32)
