@@ -370,7 +370,8 @@ class WebGpuEngine:
             step = block.steps[index]
             run.check()
             if isinstance(step, Upload):
-                device.write(realiser.buffer(block, step.target), 0, as_words(run.frame[step.key], step.target.half), run.check)
+                words = as_words(run.frame[step.key], step.target.half)
+                device.write(realiser.buffer(block, step.target), 0, words, run.check)
             elif isinstance(step, Fetch):
                 source, count = step.source, int(np.prod(step.shape))
                 data = device.read(realiser.buffer(block, source), count * source.each, run.check)

@@ -519,10 +519,10 @@ class Emission:
 def _has_half(array: Array) -> bool:
     """Whether float16 has each value of an array."""
     if array.dtype != F32:
-        return array.dtype == F16
+        return bool(array.dtype == F16)
     with np.errstate(over="ignore"):
         back = array.astype(F16).astype(F32)
-    return np.array_equal(back, array, equal_nan=True)
+    return bool(np.array_equal(back, array, equal_nan=True))
 
 
 def _padded(nbytes: int) -> int:

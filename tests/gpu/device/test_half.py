@@ -46,7 +46,7 @@ def test_what_is_right_is_found_right_whatever_the_bits_of_nan():
 @pytest.mark.parametrize("value", [6e-8, -6e-8, 6.1e-5, 0.0, -0.0, 1.0, 65504.0, np.inf, -np.inf])
 @pytest.mark.parametrize("row", [0, 1])
 def test_one_value_that_comes_or_goes_wrong_is_enough(value, row):
-    (place,) = np.flatnonzero(BITS == np.float16(value).view(np.uint16))
+    (place,) = np.flatnonzero(np.float16(value).view(np.uint16) == BITS)
     wide, bits = answers()
     wide[row, place] = -wide[row, place]
     assert not judge_half(wide, bits)

@@ -36,7 +36,8 @@ class Ways:
     force: Callable[[bool, bool], None]
 
     def run(self, model: onnx.ModelProto, feeds: dict[str, Any], *, cpu: bool = True) -> list[Any]:
-        made, sizes = [], []
+        made: list[list[Any]] = []
+        sizes = []
         for f16 in (False, True):
             self.force(f16, cpu)
             driver = self.open_model(model.SerializeToString())
@@ -102,15 +103,16 @@ def test_pieces_of_odd_lengths_leave_their_neighbours_alone(ways, data):
     names = [f"x{k}" for k in range(len(pieces))]
     nodes = [onnx.helper.make_node("Concat", names, ["y"], axis=axis)]
     nodes.append(onnx.helper.make_node("Split", ["y", "sizes"], [f"z{k}" for k in range(len(pieces))], axis=axis))
+    feeds = dict(zip(names, pieces, strict=True))
     graph = onnx.helper.make_graph(
         nodes,
         "g",
-        [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT16, p.shape) for n, p in zip(names, pieces)],
+        [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT16, p.shape) for n, p in feeds.items()],
         [onnx.ValueInfoProto(name=n) for n in ["y", *nodes[1].output]],
         [numpy_helper.from_array(np.array(lengths), "sizes")],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-    whole, *parts = ways.run(model, dict(zip(names, pieces)), cpu=data.draw(st.booleans()))
+    whole, *parts = ways.run(model, feeds, cpu=data.draw(st.booleans()))
     np.testing.assert_array_equal(whole, np.concatenate(pieces, axis))
     for part, piece in zip(parts, pieces, strict=True):
         np.testing.assert_array_equal(part, piece)

@@ -12,8 +12,8 @@ from trionnx.gpu.kernels.kernel import Binding, Kernel, admits, link
     ("code", "kinds", "want"),
     [
         ("let v = x[i];", {"x": "f16"}, "let v = f32(x[i]);"),
-        ("let v = x[i].y + ax[i] + p.x[i] + x2[i];", {"x": "vec2u"}, "let v = from_halves(x[i]).y + ax[i] + p.x[i] + x2[i];"),
-        ("store(i, x[i + u32(w[j])]);", {"x": "f16", "w": "i32"} | {"w": "f16"}, "store(i, f32(x[i + u32(f32(w[j]))]));"),
+        ("v = x[i].y + ax[i] + p.x[i] + x2[i];", {"x": "vec2u"}, "v = from_halves(x[i]).y + ax[i] + p.x[i] + x2[i];"),
+        ("store(i, x[i + u32(w[j])]);", {"x": "f16", "w": "f16"}, "store(i, f32(x[i + u32(f32(w[j]))]));"),
         ("v = x[at(i)];", {"x": "u32"}, "v = from_half(x[u32(at(i)) / 2u], u32(at(i)));"),
         ("y[i] = max(x[i], 0.0);", {"x": "f16", "y": "f16"}, "y[i] = f16(max(f32(x[i]), 0.0));"),
         ("if (x[i] == y[i]) { y[x2[0]] = v; }", {"x": "f16", "y": "vec2u"},
