@@ -20,7 +20,7 @@ from ..kernels.registry import NoKernel, TooLarge
 from . import fuse
 from .steps import Copy, Dispatch, Fetch, Step, Upload
 from .target import Target
-from .tensor import F16, F32, HELD, Apply, Array, Pending, Shape, Storage, Tensor, as_words, gpu_type
+from .tensor import F16, HELD, Apply, Array, Pending, Shape, Storage, Tensor, as_halves, as_words, gpu_type
 
 __all__ = ["Emission", "Undecided"]
 
@@ -175,7 +175,10 @@ class Emission:
             value = self.known_value(tensor)
             assert value is not None
             first = [value if key == "plain" else pack(value)]
-            half = self._lies_half(tensor) and _has_half(first[0])
+            halves = as_halves(first[0]) if self._lies_half(tensor) else None
+            half = halves is not None
+            if halves is not None:
+                first = [halves]
 
             def fill() -> Array:
                 return as_words(first.pop() if first else value if key == "plain" else pack(value), half)
@@ -514,15 +517,6 @@ class Emission:
             return None
         (arg,) = apply.args
         return arg if arg.shape == tensor.shape and HELD.get(arg.dtype) == tensor.dtype else None
-
-
-def _has_half(array: Array) -> bool:
-    """Whether float16 has each value of an array."""
-    if array.dtype != F32:
-        return bool(array.dtype == F16)
-    with np.errstate(over="ignore"):
-        back = array.astype(F16).astype(F32)
-    return bool(np.array_equal(back, array, equal_nan=True))
 
 
 def _padded(nbytes: int) -> int:

@@ -20,6 +20,7 @@ __all__ = [
     "Pending",
     "Storage",
     "Tensor",
+    "as_halves",
     "as_words",
     "contiguous_strides",
     "from_words",
@@ -56,6 +57,8 @@ NARROW = {
     np.dtype(np.uint16): "x & 0xffffu",
 }
 """WGSL over x, in the type that holds it: the value that the narrow dtype would have (wrapped, rounded)."""
+
+_AT_ONCE = 1 << 16
 
 
 def gpu_type(dtype: np.dtype[Any]) -> str | None:
@@ -162,12 +165,29 @@ def as_words(array: Array, half: bool = False) -> Array:
     With `half` 2 bytes per element: float16, filled up to whole words.
     """
     if half:
-        made = np.zeros(-(-array.size // 2) * 2, F16)
-        made[: array.size] = array.reshape(-1)
-        return made
+        made = np.ascontiguousarray(array, F16).reshape(-1)
+        return np.append(made, F16.type(0)) if array.size % 2 else made
     array = array.astype(U32 if array.dtype == BOOL else HELD.get(array.dtype, array.dtype), copy=False)
     assert array.dtype.itemsize == 4, array.dtype
     return np.ascontiguousarray(array)
+
+
+def as_halves(array: Array) -> Array | None:
+    """An array as float16, if float16 has each of its values. Arrays of other dtypes than float32 it does not have."""
+    if array.dtype == F16:
+        return array
+    if array.dtype != F32:
+        return None
+    given = np.ascontiguousarray(array).reshape(-1)
+    made = np.empty(given.size, F16)
+    for start in range(0, given.size, _AT_ONCE):
+        part, halves = given[start : start + _AT_ONCE], made[start : start + _AT_ONCE]
+        with np.errstate(over="ignore"):
+            halves[:] = part
+        back = halves.astype(F32)
+        if not np.array_equal(back.view(U32), part.view(U32)) and not np.array_equal(back, part, equal_nan=True):
+            return None
+    return made.reshape(array.shape)
 
 
 def from_words(data: bytearray, dtype: np.dtype[Any], shape: Shape, half: bool = False) -> Array:
