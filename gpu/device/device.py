@@ -38,14 +38,19 @@ class Pipeline:
 class Device:
     """A device and what lives as long as it does.
 
+    Args:
+        info: its adapter.
+        f16: whether float16 is going to be computed with.
+
     Attributes:
         info: its adapter. target: facts for kernels. bytes: device memory that is allocated now.
     """
 
-    def __init__(self, info: AdapterInfo) -> None:
+    def __init__(self, info: AdapterInfo, f16: bool = True) -> None:
         from wgpu.backends.wgpu_native import _api, ffi, lib
 
         self.info, self.target = info, target_of(info)
+        self.target = replace(self.target, f16=f16 and self.target.f16)
         self.lib, self.ffi, self.safe = lib, ffi, _api.libf
         self.bytes = 0
         limits = {

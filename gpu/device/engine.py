@@ -162,7 +162,7 @@ class WebGpuEngine:
         selector = self._selector
         info = selector if isinstance(selector, AdapterInfo) else choose_adapter(selector)
         check()
-        device = self._device = Device(info)
+        device = self._device = Device(info, model.graph.has_float16())
         self._thread.wait_for = device.wait
         self._clock = Clock.of(device)
         if self._count:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Graph", "Model", "Node", "Value"]
 
 Array = np.ndarray[Any, Any]
+FLOAT16 = 10
+"""What ONNX numbers float16 as."""
 
 
 @dataclass(eq=False, slots=True)
@@ -81,6 +83,22 @@ class Graph:
     outputs: list[Value]
     nodes: list[Node] = field(repr=False)
     captures: list[Value] | None = field(default=None, repr=False)
+
+    def has_float16(self) -> bool:
+        """Whether any tensor is known to be of float16 before shapes are: an input, a constant, or what is cast."""
+        half = np.dtype(np.float16)
+        for node in self.nodes:
+            known = [v.dtype if v.const is None else v.const.dtype for v in node.inputs if v is not None]
+            if half in [dtype for dtype in known if dtype is not None]:
+                return True
+            for name, attr in node.attrs.items():
+                if isinstance(attr, Graph) and attr.has_float16():
+                    return True
+                if isinstance(attr, np.ndarray) and attr.dtype == half:
+                    return True
+                if name in ("to", "dtype", "output_dtype") and attr == FLOAT16:
+                    return True
+        return any(v.dtype == half for v in (*self.inputs, *self.outputs))
 
 
 @dataclass(eq=False, slots=True)

@@ -64,3 +64,32 @@ def test_nan_must_stay_nan(lost):
     wide, bits = answers()
     bits[0, place] = np.float16(lost).view(np.uint16)
     assert not judge_half(wide, bits)
+
+
+CONSTANT = "(int64[2] i) => (float[2] y) <float16[2] h = {1, 2}> { g = Gather(h, i) y = Cast<to=1>(g) }"
+CAST = "(float[2] x) => (float[2] y) { h = Cast<to=10>(x) y = Cast<to=1>(h) }"
+BRANCH = """(bool c, float[2] x) => (float[2] y) {
+    y = If(c) <
+        then_branch = t () => (float[2] a) { h = Cast<to=10>(x) a = Cast<to=1>(h) },
+        else_branch = e () => (float[2] b) { b = Neg(x) }
+    >
+}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        ("(float16[2] x) => (float16[2] y) { y = Neg(x) }", True),
+        ("(float16[2] x) => (float[2] y) { y = Cast<to=1>(x) }", True),
+        (CONSTANT, True),
+        (CAST, True),
+        (BRANCH, True),
+        ("(float[2] x) => (float[2] y) { y = Neg(x) }", False),
+        ("(float[2] x) => (int64[2] y) { y = Cast<to=7>(x) }", False),
+        ("(bfloat16[2] x) => (bfloat16[2] y) { y = Neg(x) }", False),
+    ],
+)
+def test_the_feature_is_asked_for_where_a_model_has_float16(open_model, parse, body, want):
+    device = open_model(parse(f"g {body}")).engine.device
+    offered = "shader-f16" in adapter_features(device.info, f16=True)
+    assert ("shader-f16" in device.native.features) == device.target.f16 == (offered and want)
