@@ -143,6 +143,11 @@ class Actor:
             self._stops[run] += 1
             self._engine.stop(run)
 
+    def recall_nowait(self, run: int, seq: int) -> None:
+        """Take back the segments of a run below `seq` that are not submitted yet; each is answered Dropped."""
+        if run in self._stops:
+            self._engine.recall(run, seq)
+
     def explain(self) -> tuple[Explained, ...]:
         """Where each node of the newest plan runs."""
         return self._engine.explain()

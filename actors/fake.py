@@ -132,7 +132,7 @@ class _Run:
     def __init__(self, request: Begin) -> None:
         self.request = request
         self.feeds = {name: np.array(feed) for name, feed in request.feeds.items()}
-        self.stops = 0
+        self.stops = self.recalled = 0
         self.trace = 0
         self.early: dict[str, Array] = {}
         self.news: list[str] = []
@@ -211,7 +211,9 @@ class FakeEngine:
         run = self._runs[segment.run]
 
         async def work() -> None:
-            stopped = self._is_stopped(run)
+            def stopped() -> bool:
+                return run.stops > 0 or segment.seq < run.recalled
+
             most = min(self.max_in_flight, run.request.policy.max_in_flight)
             await self._until(lambda: len(self._driver) < most or stopped())
             if stopped():
@@ -237,6 +239,13 @@ class FakeEngine:
         assert self._token is not None
         self.log.append(Happening(trio.current_time() if trio.lowlevel.in_trio_run() else math.nan, "stop", run))
         self._token.run_sync_soon(self._tell)
+
+    def recall(self, run: int, seq: int) -> None:
+        """Drop what the driver has not got."""
+        frame = self._runs.get(run)
+        if frame is not None:
+            frame.recalled = seq
+            self._tell()
 
     def read(self, request: Read, done: Done) -> None:
         """Give outputs of a run that has executed everything, or those that are ready."""

@@ -43,6 +43,13 @@ class Engine(Protocol):
         effect on a run that has ended or is unknown.
         """
 
+    def recall(self, run: int, seq: int) -> None:
+        """Submit no segment of this run whose number is below `seq`, from now on: at once, no answer.
+
+        Those that were handed over and not given to the driver are answered Dropped. The run goes
+        on: segments from `seq` on begin where the first that was dropped began.
+        """
+
     def read(self, request: Read, done: Done) -> None:
         """Bring outputs back. Outputs | Failed."""
 

@@ -218,6 +218,7 @@ class Loaded:
         backend: the engine's name, "webgpu", "cpu" or "fake".
         adapter: what it computes on, for people to read.
         limits: fields of a `TerminatePolicy` that the engine cannot honour -> what it does instead.
+        identity: tells adapters of one machine apart; sessions on one adapter take turns.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -228,6 +229,7 @@ class Loaded:
     adapter: str
     providers: tuple[str, ...]
     limits: Mapping[str, str] = field(default_factory=dict)
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..gpu.policy import TerminatePolicy
 
-__all__ = ["adapter_of", "callback_of", "count_of", "policy_of", "shapes_of", "whole_of"]
+__all__ = ["adapter_of", "callback_of", "count_of", "policy_of", "positive_of", "shapes_of", "whole_of"]
 
 
 def count_of(name: str, value: Any) -> int:
@@ -38,6 +38,20 @@ def whole_of(name: str, value: Any) -> int:
     if number is None:
         raise TypeError(f"{name} is a whole number, not {value!r}")
     return number
+
+
+def positive_of(name: str, value: Any) -> float:
+    """A number above 0, infinity among them.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number, not {value!r}")
+    if not value > 0:
+        raise ValueError(f"{name} is more than 0, not {value!r}")
+    return float(value)
 
 
 def policy_of(name: str, value: Any) -> TerminatePolicy | None:

@@ -8,7 +8,6 @@ segment holds at least one unit.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from ..gpu.policy import TerminatePolicy

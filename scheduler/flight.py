@@ -19,7 +19,6 @@ class Flight:
     """The segments of one run that are handed over and unanswered.
 
     Attributes:
-        limit: segments that may be handed over at once: what the device may have, and one to follow.
         pace: how many times longer than estimated segments take; 1 where the estimates hold.
         watch: a scope to be in while segments are handed over; it is cancelled when the device hangs.
     """
@@ -29,7 +28,6 @@ class Flight:
         self._segments: dict[int, tuple[float, str]] = {}
         self._cost_s = 0.0
         self._since = 0.0
-        self.limit = policy.max_in_flight + 1
         self.pace = 1.0
         self.watch = trio.CancelScope()
 
@@ -71,6 +69,15 @@ class Flight:
     def hang_bound(self) -> float:
         """How many seconds a segment may take while nobody stops the run."""
         return max(self._policy.hang_timeout_s, FACTOR * self.seconds)
+
+    def callers_deadline(self) -> float:
+        """The deadline of the scopes around `watch`, by Trio's clock."""
+        deadline, mine = trio.current_effective_deadline(), self.watch.deadline
+        if deadline == mine != math.inf:
+            self.watch.deadline = math.inf
+            deadline = trio.current_effective_deadline()
+            self.watch.deadline = mine
+        return deadline
 
     def _look(self) -> None:
         """Set when the device counts as hung: never, while it has nothing to do for the run.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import trio
 
@@ -23,19 +23,27 @@ from .flight import Flight
 from .governor import Governor
 from .home import Home
 from .options import RunOptions
+from .turns import Ask
 
-__all__ = ["BEGIN_BOUND_S", "Deliver", "Run"]
+__all__ = ["AHEAD", "BEGIN_BOUND_S", "Deliver", "Run", "Share"]
 
 BEGIN_BOUND_S = 60.0
 """How long a run is waited for that has not begun: a pipeline that is being compiled cannot be interrupted."""
 
-AHEAD = 2
-"""Segments that may be handed over beyond the limit while no other run wants the adapter: each wake of
-the Trio thread takes a CPU from a software adapter for about 0.2 ms. A stop drops them all the same."""
+AHEAD = 3
+"""Segments that may be handed over beyond those in flight while no other run wants the adapter: each wake
+of the Trio thread takes a CPU from a software adapter for about 0.2 ms. A stop drops them all the same."""
 
 Reason = Literal["terminated", "closed", "read", "failed"]
 Deliver = Callable[[str, Any], None]
 Pieces = Callable[[BlockView], Mapping[Cursor, cut.Piece]]
+
+
+class Share(NamedTuple):
+    """Whose use of an adapter a run counts as: a session's, and how much it is to have beside others."""
+
+    number: int
+    weight: float
 
 
 class Run:
@@ -55,6 +63,7 @@ class Run:
         policy: TerminatePolicy,
         options: RunOptions,
         pieces: Pieces,
+        share: Share,
     ) -> None:
         self._actor = actor
         self._governor = governor
@@ -62,6 +71,7 @@ class Run:
         self._policy = policy
         self._options = options
         self._pieces = pieces
+        self._share = share
         self._number = governor.new_run()
         # What came first; setdefault is atomic, so that any thread may try.
         self._first: dict[None, Reason] = {}
@@ -74,6 +84,10 @@ class Run:
         self._outputs: dict[str, Any] = {}
         self._asked = self._begun = False
         self._seq = self._answered = self._done = self._total = 0
+        self._places: dict[int, tuple[BlockView, Cursor, float]] = {}
+        self._recalled = self._rewound = 0
+        self._granted = False
+        self._left_s = 0.0
         self._eager = options.on_progress is not None
         self.scope = trio.CancelScope()
         self.ended = Ended(self._number)
@@ -100,8 +114,9 @@ class Run:
             self.scope.cancel()
 
     def pause(self) -> None:
-        """Suspend the run at the next edge of a segment; what is in flight goes on. On the Trio thread."""
+        """Suspend the run at the next edge of a segment; what the device has goes on. On the Trio thread."""
         self._governor.hold(self._number)
+        self.recall()
 
     def resume(self) -> None:
         """Let the run go on that was paused."""
@@ -170,7 +185,7 @@ class Run:
             reason = self._first.get(None)
             if reason == "terminated":
                 done = max(self._done, self.ended.counts.finished)
-                raise RunTerminated(done, max(self._total, self._seq), not self.hung)
+                raise RunTerminated(done, max(self._total, done + len(self._flight)), not self.hung)
             if reason == "closed":
                 raise trio.ClosedResourceError("the session was closed during the run")
             assert error is not None
@@ -252,9 +267,11 @@ class Run:
 
     def _enter(self, then: BlockView | Finished | None) -> None:
         self._go_to((then, Cursor(then.activation)) if isinstance(then, BlockView) else then)
-        self._total = self._seq
+        self._total, self._left_s = self._done + len(self._flight), 0.0
         while isinstance(then, BlockView):
-            self._total += len(self._pieces(then))
+            pieces = self._pieces(then)
+            self._total += len(pieces)
+            self._left_s += sum(piece.cost_s for piece in pieces.values())
             then = then.then
 
     def _go_to(self, place: tuple[BlockView, Cursor] | Finished | None) -> None:
@@ -275,17 +292,33 @@ class Run:
             await self._nap()
 
     async def _turn(self) -> None:
-        granted = False
-
-        def grant() -> None:
-            nonlocal granted
-            granted = True
-            self._wake()
-
-        self._governor.ask(self._number, self._flight.limit, grant, self._options.priority, AHEAD)
-        while not granted:
+        self._granted = False
+        ask = Ask(
+            self._number,
+            self._policy.max_in_flight,
+            AHEAD,
+            self._options.priority,
+            self._flight.callers_deadline(),
+            self._share.number,
+            self._share.weight,
+            self._piece().cost_s,
+            self._left_s,
+        )
+        self._governor.ask(self, ask)
+        while not self._granted or self._recalled:
             await self._nap()
             self._take_replies()
+
+    def granted(self) -> None:
+        """The governor gives the turn that was asked for."""
+        self._granted = True
+        self._wake()
+
+    def recall(self) -> None:
+        """The governor wants what is not submitted back: until it is known what that is, nothing is handed over."""
+        if self._places:
+            self._recalled = self._seq
+            self._actor.recall_nowait(self._number, self._seq)
 
     async def _nap(self) -> None:
         """Wait for `_wake`. A cancel stops what is held back in the instant in which it is made."""
@@ -309,14 +342,30 @@ class Run:
             if isinstance(reply, Failed):
                 raise reply.error
             if isinstance(reply, Dropped):
-                raise RunStopped
+                self._rewind(reply.seq)
+                continue
             assert isinstance(reply, Fenced)
+            del self._places[reply.seq]
+            if not self._places:
+                self._recalled = 0
+            self._done += 1
             self._ready |= dict.fromkeys(reply.ready)
             if reply.next is not None and self._place is None:
                 self._enter(reply.next)
-            self._done += 1
             if self._options.on_progress is not None:
                 self._options.on_progress(self._done, self._total)
+
+    def _rewind(self, seq: int) -> None:
+        """A segment was recalled, and so was all behind it: go on from its start."""
+        if seq < self._rewound:
+            return
+        if None in self._first or seq >= self._recalled:
+            raise RunStopped
+        block, start, _ = self._places[seq]
+        for later in [number for number in self._places if number >= seq]:
+            self._left_s += self._places.pop(later)[2]
+        self._rewound, self._recalled = self._recalled, 0
+        self._go_to((block, start))
 
     def _hear(self) -> None:
         """Take in what was heard after a stop: of it only what is ready counts."""
@@ -331,22 +380,32 @@ class Run:
             raise RunStopped
         assert isinstance(self._place, tuple)
         block, start = self._place
-        piece = self._planned.get(start) if self._flight.pace == 1 else None
-        if piece is None:
-            stop = cut.cut(block, start, self._policy, self._flight.pace)
-            piece = cut.Piece(stop, cut.cost(block, start, stop))
+        piece = self._piece()
         segment = Segment(self._number, self._seq, start, piece.stop)
         self._seq += 1
+        self._places[segment.seq] = block, start, piece.cost_s
+        self._left_s -= piece.cost_s
         self._flight.takes_off(segment.seq, piece.cost_s, block.steps[start.step].kind)
         self._go_to(cut.advance(block, piece.stop))
 
         def on_reply(reply: Reply) -> None:
-            self._flight.lands(segment.seq, reply.gpu_s if isinstance(reply, Fenced) else None)
-            self._governor.returned(self._number)
+            took_s = reply.gpu_s if isinstance(reply, Fenced) else None
+            self._flight.lands(segment.seq, took_s)
+            self._governor.returned(self._number, 0.0 if isinstance(reply, Dropped) else took_s)
             self._replies.append(reply)
             self._wake()
 
         self._actor.submit_nowait(segment, on_reply, self._is_news)
+
+    def _piece(self) -> cut.Piece:
+        """The next segment."""
+        assert isinstance(self._place, tuple)
+        block, start = self._place
+        piece = self._planned.get(start) if self._flight.pace == 1 else None
+        if piece is None:
+            stop = cut.cut(block, start, self._policy, self._flight.pace)
+            piece = cut.Piece(stop, cut.cost(block, start, stop))
+        return piece
 
     def _is_news(self, reply: Reply) -> bool:
         """Whether the Trio thread must hear of a reply at once. Called on any thread."""

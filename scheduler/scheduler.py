@@ -14,7 +14,7 @@ import trio
 from ..actors import CLOSE_BOUND_S, Actor, run_actor
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Load
-from .arguments import adapter_of, callback_of, count_of, policy_of, shapes_of
+from .arguments import adapter_of, callback_of, count_of, policy_of, positive_of, shapes_of
 from .backends import check_backend, choose, engine_factory
 from .home import Home
 from .run import BEGIN_BOUND_S
@@ -37,8 +37,10 @@ class Scheduler(trio.abc.AsyncResource):
         adapter: str | int | None,
         policy: TerminatePolicy,
         max_in_flight: int,
+        aging_s: float,
     ) -> None:
         self._nursery = nursery
+        self._aging_s = aging_s
         self._policy = policy
         self._backend = backend
         self._adapter = adapter
@@ -57,6 +59,7 @@ class Scheduler(trio.abc.AsyncResource):
         backend: str | None = None,
         adapter: str | int | None = None,
         policy: TerminatePolicy | None = None,
+        weight: float = 1.0,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         allow_host_steps: bool = True,
         cpu_threads: int | None = None,
@@ -69,6 +72,8 @@ class Scheduler(trio.abc.AsyncResource):
             backend: "auto", "webgpu", "cpu" or a registered name; None: the scheduler's.
             adapter: index or part of the name of an adapter; None: the scheduler's.
             policy: how runs are cut up and end; None: the scheduler's.
+            weight: how much of the adapter's time the session is to have beside others of the same
+                priority: twice the weight, twice the time.
             input_shapes: input name -> shape: plan, and compile shaders, for these now and not in the first
                 run. Inputs whose shapes the model fixes need not be named.
             allow_host_steps: False: an operator on floats that has no kernel is an error.
@@ -86,7 +91,8 @@ class Scheduler(trio.abc.AsyncResource):
             NoAdapter: there is nothing to run on, or not what was asked for.
             OutOfDeviceMemory: the device has no room for the weights.
             OSError: the file cannot be opened.
-            ValueError: an unknown name of a back end, `cpu_threads` below 1, or a negative size in `input_shapes`.
+            ValueError: an unknown name of a back end, `cpu_threads` below 1, a `weight` that is not
+                positive, or a negative size in `input_shapes`.
             TypeError: an argument is of a wrong kind; an async `on_progress` is, too.
             trio.ClosedResourceError: the scheduler is closed, or was during the load.
             RuntimeError: called from another Trio run, another thread or a forked process.
@@ -99,6 +105,7 @@ class Scheduler(trio.abc.AsyncResource):
         self._check()
         adapter = adapter_of(adapter)
         policy = policy_of("policy", policy) or self._policy
+        weight = positive_of("weight", weight)
         shapes = shapes_of(input_shapes)
         callback_of("on_progress", on_progress)
         if cpu_threads is not None:
@@ -115,7 +122,9 @@ class Scheduler(trio.abc.AsyncResource):
                     return factory(adapter=choice.adapter, max_in_flight=self._max_in_flight)
 
                 actor: Actor = await self._nursery.start(self._keep, make, request, on_progress)
-                session = self._sessions[actor] = Session(actor, self._home, policy, self._max_in_flight)
+                session = self._sessions[actor] = Session(
+                    actor, self._home, policy, self._max_in_flight, weight, self._aging_s
+                )
             finally:
                 self._loads.discard(scope)
                 self._forget()
@@ -180,6 +189,7 @@ async def open_scheduler(
     adapter: str | int | None = None,
     policy: TerminatePolicy | None = None,
     max_in_flight: int = 2,
+    aging_s: float = 1.0,
 ) -> AsyncIterator[Scheduler]:
     """Open a scheduler, for ``async with``; leaving stops and drains every session.
 
@@ -190,12 +200,13 @@ async def open_scheduler(
         policy: how runs are cut up and end, unless `load` or `RunOptions` say otherwise; None: as
             `TerminatePolicy` has it.
         max_in_flight: segments on an adapter's queue at once, at least 1; a policy can only lower it.
+        aging_s: seconds that a run waits for a turn at most while others of a higher priority come.
 
     Yields:
         The scheduler.
 
     Raises:
-        ValueError: an unknown name of a back end, or `max_in_flight` below 1.
+        ValueError: an unknown name of a back end, `max_in_flight` below 1, or an `aging_s` that is not positive.
         TypeError: an argument is of a wrong kind.
         RuntimeError: called outside Trio.
 
@@ -205,11 +216,12 @@ async def open_scheduler(
     adapter = adapter_of(adapter)
     policy = policy_of("policy", policy) or TerminatePolicy()
     max_in_flight = count_of("max_in_flight", max_in_flight)
+    aging_s = positive_of("aging_s", aging_s)
     await trio.lowlevel.checkpoint()
     error: BaseException
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
-            scheduler = Scheduler(nursery, backend, adapter, policy, max_in_flight)
+            scheduler = Scheduler(nursery, backend, adapter, policy, max_in_flight, aging_s)
             try:
                 yield scheduler
             finally:

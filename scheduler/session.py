@@ -19,7 +19,7 @@ from .feeds import check_feeds, check_names
 from .governor import governor_of
 from .home import Home
 from .options import RunOptions
-from .run import Deliver, Run
+from .run import Deliver, Run, Share
 from .statistics import Statistics
 from .stream import Stream, streaming
 
@@ -29,14 +29,18 @@ __all__ = ["Session"]
 class Session(trio.abc.AsyncResource):
     """A loaded model. Made by `Scheduler.load`; to be used in the Trio run that made it."""
 
-    def __init__(self, actor: Actor, home: Home, policy: TerminatePolicy, max_in_flight: int) -> None:
+    def __init__(
+        self, actor: Actor, home: Home, policy: TerminatePolicy, max_in_flight: int, weight: float, aging_s: float
+    ) -> None:
         self._actor = actor
         self._loaded = actor.loaded
         self._home = home
         self._policy = policy
         self._max_in_flight = max_in_flight
         self._pieces = PieceTable()
-        self._governor = governor_of(f"{self._loaded.backend}: {self._loaded.adapter}")
+        self._governor = governor_of(self._loaded.identity or f"{self._loaded.backend}: {self._loaded.adapter}")
+        self._governor.aging_s = min(aging_s, self._governor.aging_s)
+        self._share = Share(self._governor.new_run(), weight)
         self._lock = trio.StrictFIFOLock()
         self._runs: set[Run] = set()
         self._closed = self._hung = False
@@ -126,7 +130,7 @@ class Session(trio.abc.AsyncResource):
         if policy.max_in_flight > self._max_in_flight:
             policy = replace(policy, max_in_flight=self._max_in_flight)
         pieces = partial(self._pieces.of, policy)
-        run = Run(self._actor, self._governor, self._home, policy, options, pieces)
+        run = Run(self._actor, self._governor, self._home, policy, options, pieces, self._share)
 
         async def perform(deliver: Deliver | None) -> list[Any]:
             self._runs.add(run)

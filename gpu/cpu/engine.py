@@ -72,6 +72,7 @@ def is_installed() -> bool:
 class _Run:
     stopped: bool = False
     stops: int = 0
+    recalled: int = 0
     options: Any = None
     feeds: dict[str, Any] = field(default_factory=dict)
     wanted: tuple[str, ...] = ()
@@ -127,6 +128,12 @@ class OrtCpuEngine:
         with self._lock:
             if (found := self._runs.get(run)) is not None:
                 self._terminate(found)
+
+    def recall(self, run: int, seq: int) -> None:
+        """A run of one segment has nothing behind it that could be overtaken: it is dropped while it waits."""
+        with self._lock:
+            if (found := self._runs.get(run)) is not None:
+                found.recalled = seq
 
     def read(self, request: Read, done: Done) -> None:
         """Hand the outputs over."""
@@ -252,7 +259,7 @@ class OrtCpuEngine:
     def _submit(self, segment: Segment) -> Reply:
         run, session = self._runs[segment.run], self._session
         with self._lock:
-            if run.stopped:
+            if run.stopped or segment.seq < run.recalled:
                 run.counts = replace(run.counts, dropped=run.counts.dropped + 1)
                 return Dropped(segment.run, segment.seq)
             run.counts = replace(run.counts, submitted=run.counts.submitted + 1, most_in_flight=1)

@@ -108,6 +108,12 @@ class WebGpuEngine:
         if known is not None:
             known.stops += 1
 
+    def recall(self, run: int, seq: int) -> None:
+        """See Engine."""
+        known = self._runs.get(run)
+        if known is not None:
+            known.recalled = seq
+
     def read(self, request: Read, done: Done) -> None:
         """See Engine."""
         run = self._runs.get(request.run)
@@ -182,6 +188,7 @@ class WebGpuEngine:
             "webgpu",
             str(info),
             ("WebGpuExecutionProvider",),
+            identity=info.identity,
         )
 
     def _plan(
@@ -251,7 +258,7 @@ class WebGpuEngine:
 
     def _submit(self, segment: Segment, done: Done) -> None:
         run = self._runs.get(segment.run)
-        if run is None or run.halted():
+        if run is None or run.drops(segment.seq):
             if run is not None:
                 run.dropped += 1
             done(Dropped(segment.run, segment.seq))
@@ -263,7 +270,7 @@ class WebGpuEngine:
                 self._submit_gpu(run, run.block, segment, done)
             else:
                 self._thread.drain()
-                if run.halted():
+                if run.drops(segment.seq):
                     run.dropped += 1
                     done(Dropped(segment.run, segment.seq))
                     return
@@ -293,7 +300,7 @@ class WebGpuEngine:
             stamps.resolve(encoder)
         commands = device.finish(encoder)
         in_flight = thread.make_room(min(self._most, run.request.policy.max_in_flight))
-        if run.halted():
+        if run.drops(segment.seq):
             device.drop(commands)
             if stamps is not None:
                 stamps.drop()

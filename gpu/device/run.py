@@ -21,7 +21,7 @@ class Run:
     Attributes:
         request: what began it.
         stops: how often it was stopped, from any thread; read by the queue's just before it submits.
-        fault: the error that ended it.
+        fault: the error that ended it. recalled: no segment below this number is to be submitted.
         frame: feeds and results of host steps, by key.
         block: the block that its segments are of, the `activation`-th it has entered.
         reached: where the outputs lie that are computed. news: those of them that nobody was told of.
@@ -32,6 +32,7 @@ class Run:
     request: Begin
     stops: int = 0
     fault: BaseException | None = None
+    recalled: int = 0
     frame: dict[int, Any] = field(default_factory=dict)
     block: Block | None = None
     activation: int = 0
@@ -45,9 +46,9 @@ class Run:
     most_in_flight: int = 0
     on_gpu: int = 0
 
-    def halted(self) -> bool:
-        """Whether nothing more of it may be submitted."""
-        return self.stops > 0 or self.fault is not None
+    def drops(self, seq: int) -> bool:
+        """Whether a segment may not be submitted."""
+        return self.stops > 0 or self.fault is not None or seq < self.recalled
 
     def check(self) -> None:
         """Raises RunStopped once the run was stopped."""

@@ -140,9 +140,10 @@ async def test_stop_overtakes_what_waits_in_the_mailbox(monkeypatch: pytest.Monk
             post(request)
             actor.stop_nowait(7)
 
-        with monkeypatch.context() as patch, pytest.raises(RunStopped):
+        with monkeypatch.context() as patch:
             patch.setattr(actor, "_post", post_and_stop)
-            await actor.read(7, ())
+            with pytest.raises(RunStopped):
+                await actor.read(7, ())
         assert engine.asked[-1] == ("stop", 7)
         await actor.end(7)
         actor.stop_nowait(7)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -101,7 +102,7 @@ def test_every_op_takes_one_step_at_most(block: BlockView, policy: TerminatePoli
 @given(blocks)
 def test_unsplit_a_block_is_cut_where_its_kind_changes_and_nowhere_else(block: BlockView) -> None:
     kinds = [step.kind for step in block.steps]
-    changes = sum(a != b for a, b in zip(kinds, kinds[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(kinds))
     assert len(segments(block, every(1e-5, split_into_checkpoints=False))) == 1 + changes
 
 

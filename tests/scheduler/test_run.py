@@ -63,11 +63,13 @@ async def test_few_more_than_max_in_flight_are_handed_over(
     log = sorted(line for model in models for line in model.engines[0].log)
     flying, most = 0, []
     for line in log:
-        flying += {"handed": 1, "finish": -1}.get(line.what, 0)
+        flying += {"handed": 1, "finish": -1, "drop": -1}.get(line.what, 0)
         most.append(flying)
-    assert max(most) == 2 + 1 + AHEAD
-    if contended:
-        assert max(most[len(most) // 3 : len(most) * 2 // 3]) == 2 + 1
+    assert max(most) <= 2 + AHEAD
+    if not contended:
+        assert max(most) == 2 + AHEAD
+    else:
+        assert max(most[len(most) // 3 : len(most) * 2 // 3]) == 2
 
 
 async def test_the_queue_never_runs_dry(autojump_clock: MockClock, feed: Feed) -> None:
@@ -142,7 +144,7 @@ async def test_sessions_on_one_adapter_take_turns(autojump_clock: MockClock, fee
     async def one(number: int, session: trionnx.Session) -> None:
         def on_progress(count: int, _: int) -> None:
             done[number] = count
-            assert sum(governor_of("fake: fake").state.held.values()) <= 3 + AHEAD
+            assert governor_of("fake: fake").state.in_flight <= 2 + AHEAD
             # Turns go to who asks first, and who asks first within a tick is random: nobody falls far behind.
             assert max(done) - min(done) <= 15
 
@@ -182,7 +184,7 @@ async def test_an_engines_error_leaves_the_run_and_the_session_stays_usable(
 
 
 async def test_an_error_is_not_kept_waiting_for_a_turn(autojump_clock: MockClock, feed: Feed) -> None:
-    failing = FakeModel(((StepView("gpu", cost_s=0.5),) * 9,), failures={1: DeviceLost("gone")})
+    failing = FakeModel(((StepView("gpu", cost_s=0.5),) * 9,), failures={0: DeviceLost("gone")})
     busy = FakeModel(((StepView("gpu", cost_s=10.0),) * 9,))
     async with trionnx.open_scheduler(backend="fake", max_in_flight=1) as scheduler, trio.open_nursery() as nursery:
         session, *others = [await scheduler.load(model) for model in (failing, busy, busy)]
@@ -192,11 +194,11 @@ async def test_an_error_is_not_kept_waiting_for_a_turn(autojump_clock: MockClock
             for other in others:
                 nursery.start_soon(other.run, None, feed)
 
-        # Both turns are the failing run's; as its segments finish, the others get them.
+        # What the failing run has handed over ahead is recalled; the others get its turns.
         nursery.start_soon(others_come)
         with pytest.raises(DeviceLost):
             await session.run(None, feed)
-        assert trio.current_time() == pytest.approx(1.0)
+        assert trio.current_time() == pytest.approx(0.5)
         nursery.cancel_scope.cancel()
 
 

@@ -1,0 +1,202 @@
+"""Who may hand the next segment to an adapter: a pure function of state, event and time.
+
+Rules, in this order:
+1. No turn while the adapter has as many segments as it may: a run that is there alone may hand over a
+   few ahead; where there are several, they have `Ask.limit` together, and what was handed over ahead
+   is recalled when another run comes.
+2. A run that has waited for `aging_s` since its last turn goes first, the longest wait before others.
+3. The higher priority goes first.
+4. Then the earlier deadline.
+5. Then the share that has used the least of the adapter for its weight.
+6. Then who asked first.
+A run that is held gets no turn until it is released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+__all__ = ["Ask", "Event", "Hold", "Leave", "Outcome", "Release", "Return", "State", "decide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A run wants a turn: to hand over one segment.
+
+    Attributes:
+        run: its number. limit: segments that the adapter may have from all runs together.
+        ahead: how many more this run may hand over while no other is there.
+        priority: a higher one goes first. deadline: by the clock of `now`; the earlier goes first.
+        share: whose use of the adapter it counts as. weight: how much of it that share is to have.
+        cost_s: estimated seconds of the segment.
+        left_s: estimated seconds of it and all that follows in the run.
+    """
+
+    run: int
+    limit: int
+    ahead: int = 0
+    priority: int = 0
+    deadline: float = math.inf
+    share: int = 0
+    weight: float = 1.0
+    cost_s: float = 0.0
+    left_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A segment of the run was answered; it took `took_s` seconds, None where not known, 0 where dropped."""
+
+    run: int
+    took_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A run asks no more; answers to `in_flight` of its segments will still come."""
+
+    run: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A run gets no further turn, until it is released. What it has handed over goes on."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A run that was held gets turns again."""
+
+    run: int
+
+
+Event = Ask | Return | Leave | Hold | Release
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a governor knows.
+
+    Attributes:
+        waiting: who waits, and since when, in the order of asking.
+        held: run -> its turns that are granted and not returned; none empty.
+        paused: runs that get no turn for now.
+        used: share -> seconds used, by its weight; forgotten when nobody is there.
+    """
+
+    waiting: tuple[tuple[Ask, float], ...] = ()
+    held: Mapping[int, tuple[Ask, ...]] = field(default_factory=dict)
+    paused: frozenset[int] = frozenset()
+    used: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def in_flight(self) -> int:
+        """Segments that are handed over and unanswered."""
+        return sum(map(len, self.held.values()))
+
+    @property
+    def runs(self) -> frozenset[int]:
+        """The runs that wait or hold turns."""
+        return frozenset(self.held) | {ask.run for ask, _ in self.waiting}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an event leads to.
+
+    Attributes:
+        granted: the runs that get a turn, in order. recalled: runs to take back what is not submitted.
+    """
+
+    state: State
+    granted: tuple[int, ...] = ()
+    recalled: tuple[int, ...] = ()
+
+
+def decide(state: State, event: Event, now: float, aging_s: float = math.inf) -> Outcome:
+    """The state after an event, and what follows from it.
+
+    Args:
+        state: before.
+        event: what happened.
+        now: by the clock of deadlines.
+        aging_s: how long a run waits for a turn at most while others with a higher claim come.
+    """
+    state = _after(state, event, now)
+    granted: list[int] = []
+    while True:
+        ready = [waiter for waiter in state.waiting if waiter[0].run not in state.paused]
+        if not ready:
+            break
+        runs = state.runs - (state.paused - state.held.keys())
+        first = min(ready, key=lambda waiter: _rank(state, waiter, now, aging_s))
+        ask = first[0]
+        if state.in_flight >= ask.limit + (ask.ahead if runs == {ask.run} else 0):
+            break
+        waiting = tuple(waiter for waiter in state.waiting if waiter is not first)
+        held = {**state.held, ask.run: (*state.held.get(ask.run, ()), ask)}
+        used = {**state.used, ask.share: state.used[ask.share] + ask.cost_s / ask.weight}
+        state = replace(state, waiting=waiting, held=held, used=used)
+        granted.append(ask.run)
+    recalled: tuple[int, ...] = ()
+    if isinstance(event, Ask | Release) and event.run not in granted:
+        mine = event.priority if isinstance(event, Ask) else math.inf
+        ahead = [
+            run
+            for run, (ask, *more) in state.held.items()
+            if run != event.run and len(more) >= ask.limit and ask.priority <= mine
+        ]
+        recalled = tuple(ahead)
+    return Outcome(state, tuple(granted), recalled)
+
+
+def _after(state: State, event: Event, now: float) -> State:
+    match event:
+        case Ask():
+            active = [state.used[ask.share] for ask, _ in state.waiting]
+            active += [state.used[asks[0].share] for asks in state.held.values()]
+            least = min(active, default=0.0)
+            used = {**state.used, event.share: max(state.used.get(event.share, least), least)}
+            return replace(state, waiting=(*state.waiting, (event, now)), used=used)
+        case Return():
+            held = dict(state.held)
+            asks = held.pop(event.run, ())
+            if not asks:
+                return state
+            if asks[1:]:
+                held[event.run] = asks[1:]
+            used = dict(state.used)
+            if event.took_s is not None:
+                ask = asks[0]
+                more = (event.took_s - ask.cost_s) / ask.weight
+                used[ask.share] += more
+            return _settled(replace(state, held=held, used=used))
+        case Leave():
+            held = dict(state.held)
+            kept = held.pop(event.run, ())[: event.in_flight]
+            if kept:
+                held[event.run] = kept
+            waiting = tuple(waiter for waiter in state.waiting if waiter[0].run != event.run)
+            return _settled(replace(state, waiting=waiting, held=held, paused=state.paused - {event.run}))
+        case Hold():
+            return replace(state, paused=state.paused | {event.run})
+        case Release():
+            return replace(state, paused=state.paused - {event.run})
+
+
+def _settled(state: State) -> State:
+    return state if state.waiting or state.held else replace(state, used={})
+
+
+def _rank(
+    state: State, waiter: tuple[Ask, float], now: float, aging_s: float
+) -> tuple[float, int, float, float]:
+    """The least goes first; equals in the order of asking."""
+    ask, since = waiter
+    starved = since if now - since >= aging_s else math.inf
+    return starved, -ask.priority, ask.deadline, state.used[ask.share]
