@@ -257,6 +257,7 @@ class WebGpuEngine:
         device, thread = self._device, self._thread
         assert device is not None
         encoder = device.encoder()
+        watch = None if realised.flags is None else realised.flags.watch(encoder, segment)
         writer = PassWriter(device, encoder)
         stop = segment.stop
         for index in range(segment.start.step, stop.step + (stop.unit > 0)):
@@ -268,9 +269,13 @@ class WebGpuEngine:
             else:
                 writer.copy(*call)
         writer.end()
+        if watch is not None:
+            watch.bring(encoder)
         commands = device.finish(encoder)
         thread.make_room()
         if run.halted():
+            if watch is not None:
+                watch.drop()
             device.drop(commands)
             run.dropped += 1
             done(Dropped(segment.run, segment.seq))
@@ -283,6 +288,8 @@ class WebGpuEngine:
             run.finished += 1
             realised.learn(segment, seconds)
             try:
+                if watch is not None:
+                    watch.check(submission)
                 self._fenced(run, segment, seconds, done)
             except BaseException as error:
                 run.fault = error
@@ -296,7 +303,7 @@ class WebGpuEngine:
         if seconds is None:
             run.finished += 1
         following = None
-        if block.decision is not None and segment.stop.step == len(block.device.calls):
+        if block.decision is not None and run.fault is None and segment.stop.step == len(block.device.calls):
             run.activation += 1
             following = self._enter(run, self._next(run, block))
         done(Fenced(segment.run, segment.seq, seconds, following))

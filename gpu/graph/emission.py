@@ -17,9 +17,9 @@ from ..errors import InvalidModel
 from ..kernels.kernel import Epilogue, Kernel, link, pack_params
 from ..kernels.registry import NoKernel, TooLarge
 from . import fuse
-from .steps import Copy, Dispatch, Fetch, Step, Upload
+from .steps import Copy, Dispatch, Fetch, IndexCheck, Step, Upload
 from .target import Target
-from .tensor import Apply, Array, Pending, Shape, Storage, Tensor, as_words, gpu_type
+from .tensor import I64, Apply, Array, Pending, Shape, Storage, Tensor, as_words, gpu_type
 
 __all__ = ["Emission", "Undecided"]
 
@@ -45,6 +45,7 @@ class Emission:
         placed: where tensors lie on the device. hosted: keys of those in the run's frame.
         known: contents that a block's end has told.
         uses: how often a tensor is still going to be read: by nodes to come, and by lazy tensors.
+        checks: what steps so far find out about values. flags: a word for each.
     """
 
     def __init__(self, target: Target) -> None:
@@ -58,6 +59,8 @@ class Emission:
         self.hosted: dict[Tensor, int] = {}
         self.known: dict[Tensor, Array] = {}
         self.uses: dict[Tensor, int] = {}
+        self.checks: list[IndexCheck] = []
+        self.flags = Storage(16, "flag")
         self._let_go: set[Tensor] = set()
         self._told: dict[Tensor, Tensor] = {}
         self.keys = 0
@@ -204,10 +207,28 @@ class Emission:
         """Have a tensor's contents in the frame, read back from the device if need be."""
         key = self.hosted.get(tensor)
         if key is None:
-            source = self.storage(tensor)
+            source = self.words(tensor)
             key = self.new_host(tensor)
             self.steps.append(Fetch(source, key, tensor.dtype, tensor.shape, self.node))
         return key
+
+    # --- int64 that lies on the device as int32 -------------------------------------------------
+
+    def widen(self, tensor: Tensor) -> Tensor:
+        """An int32 result (indices) as int64. It stays where it is, and goes to the host once somebody asks there."""
+        made = Tensor(I64, tensor.shape, apply=Apply("x", ("x",), (tensor,), label="int64"))
+        self.uses[tensor] = self.uses.get(tensor, 0) + 1
+        return made
+
+    def narrowed(self, tensor: Tensor) -> Tensor | None:
+        """The int32 tensor that `widen` was given, for one that it made and that is not on the host yet."""
+        if tensor.dtype != I64 or tensor.apply is None or tensor in self.hosted or self.known_value(tensor) is not None:
+            return None
+        return tensor.apply.args[0]
+
+    def words(self, tensor: Tensor) -> Storage:
+        """`storage`, of int64 too where it lies on the device as int32."""
+        return self.storage(self.narrowed(tensor) or tensor)
 
     # --- emitting -----------------------------------------------------------------------------
 
@@ -218,6 +239,9 @@ class Emission:
             return self.derive(tensor, ("view", shape), lambda array: array.reshape(shape))
         if tensor.shape == shape:
             return tensor
+        narrow = self.narrowed(tensor)
+        if narrow is not None:
+            return self.widen(self.view(narrow, shape))
         made = Tensor(tensor.dtype, shape)
         self.placed[made] = self.storage(tensor)
         return made
@@ -300,19 +324,26 @@ class Emission:
         *,
         flops: float = 0.0,
         epilogue: Epilogue | None = None,
+        check: IndexCheck | None = None,
     ) -> None:
-        """Emit a kernel now. Nothing is emitted where there are no workgroups."""
+        """Emit a kernel now. Nothing is emitted where there are no workgroups.
+
+        With `check`, its flag is word `len(checks)` of `flags`, the last of `writes`.
+        """
         if groups <= 0:
             return
         program = link(kernel, epilogue)
         assert (len(reads), len(writes)) == (program.reads, program.writes), kernel.name
+        if check is not None:
+            self.checks.append(check)
+            self.flags.nbytes = _padded(4 * len(self.checks))
         for storage in (*reads, *writes):
             self._seen(storage.nbytes)
         nbytes = sum(s.nbytes for s in (*reads, *writes))
         target = self.target
         cost = target.overhead_s + max(flops / target.flops_per_s, nbytes / target.bytes_per_s)
         packed = pack_params(program.params, params)
-        self.steps.append(Dispatch(program, tuple(reads), tuple(writes), packed, groups, cost, self.node))
+        self.steps.append(Dispatch(program, tuple(reads), tuple(writes), packed, groups, cost, self.node, check))
 
     def copy(self, source: Storage, source_offset: int, target: Storage, target_offset: int, count: int) -> None:
         """Emit a copy of `count` elements; offsets in elements."""

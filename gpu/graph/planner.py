@@ -35,6 +35,8 @@ MOVES = frozenset(
     ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Slice", "Split", "Concat", "Expand")
 ) | frozenset(("Tile", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Pad", "MaxPool"))
 """Operators whose outputs hold nothing but values of their inputs."""
+CARRIES = MOVES - {"Concat", "Pad", "MaxPool"}
+"""Those of them that may move int64 as int32, where it lies on the device like that: nothing is mixed into it."""
 RANDOM = {
     ("", op)
     for op in (
@@ -204,7 +206,7 @@ class Planner:
         key = plan.host_key(tensor)
         if key is not None:
             return Result(tensor.dtype, tensor.shape, key=key)
-        return Result(tensor.dtype, tensor.shape, storage=plan.storage(tensor))
+        return Result(tensor.dtype, tensor.shape, storage=plan.words(tensor))
 
     def _node(self, walk: Walk, node: Node) -> Decision | None:
         plan = walk.plan
@@ -263,8 +265,13 @@ class Planner:
             before = len(plan.steps)
             try:
                 shown = plan.enter(inputs, lambda: infer_dtypes(node, _types(inputs), values))
+                narrow = plan.narrowed(inputs[0]) if inputs and inputs[0] and node.op in CARRIES else None
+                if narrow is not None:
+                    shown[0] = narrow
                 lowered = cls.of(node).lower(plan, *shown)
                 given = lowered if isinstance(lowered, tuple) else (lowered,)
+                if narrow is not None:
+                    given = tuple(None if t is None else plan.widen(t) for t in given)
                 outputs = plan.leave(given, moves=node.op in MOVES)
             except TooLarge as refusal:
                 return self._host(walk, node, inputs, values, str(refusal))
@@ -342,10 +349,14 @@ class Planner:
         self, walk: Walk, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], before: int
     ) -> None:
         plan = walk.plan
-        made = next((t for t in outputs if t is not None), None)
+        made = next((plan.narrowed(t) or t for t in outputs if t is not None), None)
         if made is None or plan.known_value(made) is not None:
             self._note(walk, node, "folded", "known with the shapes of the inputs")
-        elif made in inputs or any(t in plan.placed and plan.placed[t] is plan.placed.get(made) for t in inputs if t):
+        elif any(
+            made in (t, plan.narrowed(t)) or (t in plan.placed and plan.placed[t] is plan.placed.get(made))
+            for t in inputs
+            if t
+        ):
             self._note(walk, node, "view", "the same bytes under another shape")
         elif made.pending is not None:
             self._note(walk, node, "gpu", f"kernel {made.pending.kernel.name}")

@@ -29,7 +29,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
-F32, I32, U32, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.bool_))
+F32, I32, U32, BOOL, I64 = (np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.bool_, np.int64))
 _GPU_TYPES = {F32: "f32", I32: "i32", U32: "u32", BOOL: "bool"}
 HELD = {
     np.dtype(np.float16): F32,
@@ -77,12 +77,13 @@ class Storage:
 
     Attributes:
         nbytes: its size.
-        role: "temp" (placed by liveness), or "weight" (filled once, kept with the session).
+        role: "temp" (placed by liveness), "weight" (filled once, kept with the session), or "flag"
+            (a word for each step of the block that checks values).
         fill: for weights: makes the bytes, called once, when the weight is uploaded.
     """
 
     nbytes: int
-    role: Literal["temp", "weight"] = "temp"
+    role: Literal["temp", "weight", "flag"] = "temp"
     fill: Callable[[], Array] | None = None
 
 
@@ -155,9 +156,9 @@ def as_words(array: Array) -> Array:
 
 
 def from_words(data: bytearray, dtype: np.dtype[Any], shape: Shape) -> Array:
-    """The array that a buffer's bytes are."""
+    """The array that a buffer's bytes are; an int64 one lies there as int32."""
     if dtype == BOOL:
         bits: Array = np.frombuffer(data, U32) != 0
         return bits.reshape(shape)
-    held: Array = np.frombuffer(data, HELD.get(dtype, dtype))
+    held: Array = np.frombuffer(data, I32 if dtype == I64 else HELD.get(dtype, dtype))
     return held.astype(dtype, copy=False).reshape(shape)
