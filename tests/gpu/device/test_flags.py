@@ -106,7 +106,9 @@ def test_what_is_in_flight_behind_it_is_finished_or_dropped(open_model, parse):
         replies = hand_over(driver, [*places, Cursor(0, len(block.steps))], first)
         failed = [n for n, r in enumerate(replies) if isinstance(r, Failed)]
         assert len(failed) == 1
-        assert isinstance(replies[failed[0]].error, InvalidData)
+        failure = replies[failed[0]]
+        assert isinstance(failure, Failed)
+        assert isinstance(failure.error, InvalidData)
         assert all(isinstance(r, Fenced) for r in replies[: failed[0]])
         rest = replies[failed[0] + 1 :]
         assert sum(isinstance(r, Fenced) for r in rest) <= 1  # two are in flight at most
