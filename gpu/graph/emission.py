@@ -255,6 +255,8 @@ class Emission:
         shape: Shape | None = None,
         params: Mapping[str, float] | None = None,
         label: str = "",
+        functions: str = "",
+        weight: int = 1,
     ) -> Tensor:
         """An elementwise result: `wgsl` is an expression over scalars named as in `args`.
 
@@ -266,6 +268,8 @@ class Emission:
             shape: of the result, default: as NumPy broadcasts.
             params: f32 scalars; they travel outside of the shader.
             label: for explain().
+            functions: WGSL at module scope that the expression calls, under names that are its own.
+            weight: how many operators the expression is worth, where that is not one.
 
         Raises:
             InvalidModel: the shapes do not broadcast.
@@ -277,9 +281,9 @@ class Emission:
             if gpu_type(kind) is None:
                 raise NoKernel(f"no GPU type for {kind}")
         shape = self.broadcast(*(t.shape for t in tensors)) if shape is None else tuple(shape)
-        made = Tensor(
-            dtype, shape, apply=Apply(wgsl, tuple(args), tensors, tuple((params or {}).items()), label or self.op)
-        )
+        listed = tuple((params or {}).items())
+        apply = Apply(wgsl, tuple(args), tensors, listed, label or self.op, functions, weight)
+        made = Tensor(dtype, shape, apply=apply)
         for tensor in (made, *tensors):
             self._fits(tensor)
         for arg in tensors:

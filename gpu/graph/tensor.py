@@ -89,13 +89,18 @@ class Storage:
 
 @dataclass(eq=False, slots=True)
 class Apply:
-    """An elementwise expression that is not computed yet: `wgsl` over scalars named by `names`."""
+    """An elementwise expression that is not computed yet: `wgsl` over scalars named by `names`.
+
+    `functions` is what it calls; `weight` says how many operators it is worth.
+    """
 
     wgsl: str
     names: tuple[str, ...]
     args: tuple[Tensor, ...]
     params: tuple[tuple[str, float], ...] = ()
     label: str = ""
+    functions: str = ""
+    weight: int = 1
 
 
 @dataclass(eq=False, slots=True)
