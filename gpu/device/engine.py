@@ -224,8 +224,9 @@ class WebGpuEngine:
         assert block.decision is not None
         following = planner.resume(block, [run.frame[key] for key in block.decision.keys], run.check)
         self._explained = planner.explained
-        while len(block.following) > PLANS:
-            realiser.forget(block.following.popitem(last=False)[1])
+        known = block.home.following
+        while len(known) > PLANS:
+            realiser.forget(known.popitem(last=False)[1])
         return following
 
     def _submit(self, segment: Segment, done: Done) -> None:

@@ -20,10 +20,11 @@ from ..host.reference import evaluate_host, infer_dtypes, infer_outputs
 from ..kernels.registry import NoKernel, TooLarge, find
 from ..seam import Explained
 from .bodies import body_of
+from .cycle import Changes, Cycle
 from .lowering import Lowering, Undecided
 from .memory import Slots
 from .model import Model, Node, Value
-from .repeat import begin
+from .repeat import Repeat, begin
 from .steps import Dispatch, HostCall, Step
 from .target import Target
 from .tensor import Array, Storage, Tensor
@@ -67,16 +68,19 @@ class Result:
 
 @dataclass(eq=False, slots=True)
 class Decision:
-    """What a block's end waits for: arrays of the frame, by contents ("value") or by shape ("shape")."""
+    """What a block's end waits for: arrays of the frame, by contents ("value") or by shape ("shape"), or a "turn"."""
 
-    kind: Literal["value", "shape"]
+    kind: Literal["value", "shape", "turn"]
     keys: tuple[int, ...]
     walk: Walk
     tensor: Tensor | None = None
     outputs: tuple[Value | None, ...] = ()
+    cycle: Cycle | None = None
 
     def answer(self, arrays: Sequence[Any]) -> object:
         """The arrays' answer in a form that can be a dictionary's key."""
+        if self.cycle is not None:
+            return self.cycle.answer(arrays)
         if self.kind == "value":
             return tuple((a.dtype.str, a.shape, a.tobytes()) for a in arrays)
         return tuple(describe(a) for a in arrays)
@@ -101,6 +105,13 @@ class Block:
     decision: Decision | None = None
     following: OrderedDict[object, Block] = field(default_factory=OrderedDict)
     device: Any = None
+
+    @property
+    def home(self) -> Block:
+        """The block that holds those that follow this one: for the body of a loop, the one before it."""
+        if self.decision is None or self.decision.cycle is None:
+            return self
+        return self.decision.cycle.home  # type: ignore[no-any-return]
 
 
 class Planner:
@@ -142,13 +153,18 @@ class Planner:
         """The block that follows, given the frame's arrays for `block.decision.keys`."""
         decision = block.decision
         assert decision is not None
-        answer = decision.answer(arrays)
-        following = block.following.get(answer)
+        answer, known = decision.answer(arrays), block.home.following
+        following = known.get(answer)
         if following is not None:
-            block.following.move_to_end(answer)
+            known.move_to_end(answer)
             return following
         walk = decision.walk.fork()
-        if decision.kind == "value":
+        if decision.cycle is not None:
+            if answer is True:
+                walk.turn(decision.cycle)
+            else:
+                walk.over(decision.cycle, -int(answer))  # type: ignore[call-overload]
+        elif decision.kind == "value":
             assert decision.tensor is not None
             walk.plan.known[decision.tensor] = np.array(arrays[0])
         else:
@@ -160,7 +176,7 @@ class Planner:
                     walk.plan.hosted[tensor] = key
                     walk.bind(value, tensor)
         following = self._walk(walk, check)
-        block.following[answer] = following
+        known[answer] = following
         return following
 
     # --- the walk -----------------------------------------------------------------------------
@@ -172,16 +188,14 @@ class Planner:
             check()
             try:
                 if scope.at == len(scope.graph.nodes):
+                    if scope.cycle is not None:
+                        return self._end_turn(walk, scope.cycle, check)
                     walk.leave()
                     continue
-                node = scope.graph.nodes[scope.at]
-                plan.node, plan.op, plan.opset = node.name, node.op, node.opset
-                plan.outputs = len(node.outputs)
-                pending = self._node(walk, node)
+                pending = self._step(walk, scope)
             except Undecided as undecided:
                 key = plan.fetch(undecided.tensor)
                 return self._end(walk, Decision("value", (key,), walk, tensor=undecided.tensor))
-            scope.at += 1
             if pending is not None:
                 pending.walk = walk
                 return self._end(walk, pending)
@@ -193,10 +207,24 @@ class Planner:
         self.explained = tuple(walk.notes.values())
         return Block(plan.steps, walk.slots, results=results)
 
+    def _step(self, walk: Walk, scope: Scope) -> Decision | None:
+        plan, node = walk.plan, scope.graph.nodes[scope.at]
+        plan.node, plan.op, plan.opset = node.name, node.op, node.opset
+        plan.outputs = len(node.outputs)
+        pending = self._node(walk, node)
+        scope.at += 1
+        return pending
+
     def _end(self, walk: Walk, decision: Decision) -> Block:
-        walk.slots.assign(walk.plan.steps, walk.living())
+        cycle = decision.cycle
+        kept = cycle.storages(walk.plan) if cycle else set()
+        walk.slots.assign(walk.plan.steps, walk.living() | kept)
+        walk.slots.hold(kept)
         self.explained = tuple(walk.notes.values())
-        return Block(walk.plan.steps, walk.slots, decision=decision)
+        block = Block(walk.plan.steps, walk.slots, decision=decision)
+        if cycle is not None and cycle.home is None:
+            cycle.home = block
+        return block
 
     def _result(self, walk: Walk, value: Value) -> Result:
         tensor, plan = walk.tensor(value), walk.plan
@@ -217,10 +245,17 @@ class Planner:
             return None
         if node.op in ("Loop", "Scan"):
             repeat = begin(plan, node, inputs)
-            if repeat is not None and repeat.turns:
+            if repeat is not None and repeat.is_long:
+                decision = self._begin_cycle(walk, node, repeat)
+                if decision is not None:
+                    return decision
+            elif repeat is not None and repeat.turns:
                 self._note(walk, node, "view", f"{repeat.turns} turns, unrolled: see its body's nodes")
                 walk.repeat(repeat, node)
                 return None
+        return self._plain(walk, node, inputs)
+
+    def _plain(self, walk: Walk, node: Node, inputs: Sequence[Tensor | None]) -> Decision | None:
         depth = len(walk.scopes)
         outputs, decision = self._lower(walk, node, inputs)
         if len(walk.scopes) > depth:
@@ -334,6 +369,65 @@ class Planner:
                 walk.bind(value, tensor)
         outputs = tuple(v if t is None else None for v, t in zip(node.outputs, tensors, strict=False))
         return (), Decision("shape", tuple(unknown), walk, outputs=outputs)
+
+    # --- loops of many turns --------------------------------------------------------------------
+
+    def _begin_cycle(self, walk: Walk, node: Node, repeat: Repeat) -> Decision | None:
+        """The end of the block before a loop's body; None: the loop is the host's."""
+        plan = walk.plan
+        try:
+            given = self._try_turn(walk.fork(), node, repeat)
+            scans: Sequence[Tensor] = ()
+            if given is not None:
+                scans = given[len(given) - len(repeat.placing) :]
+                carried = given[repeat.asks : len(given) - len(repeat.placing)]
+                if [(t.dtype, t.shape) for t in carried] != [(t.dtype, t.shape) for t in repeat.carried]:
+                    return None
+            if len(scans) != len(repeat.placing) or any(t.dtype == object for t in scans):
+                return None
+            cycle = Cycle.begin(plan, node, repeat, scans)
+        except NoKernel:
+            return None
+        for value in captures(node):
+            tensor = walk.tensor(value)
+            if plan.is_lazy(tensor):
+                plan.words(tensor)
+        cycle.entry = walk
+        most = "" if repeat.turns > 1 << 60 else f" up to {repeat.turns} times"
+        self._note(walk, node, "view", f"a block of its own, entered{most}: see its body's nodes")
+        return Decision("turn", (), walk, cycle=cycle)
+
+    def _try_turn(self, walk: Walk, node: Node, repeat: Repeat) -> list[Tensor] | None:
+        """What the first turn gives, so far as dtypes and shapes go; None where only the run will know."""
+        walk.turn(Cycle.begin(walk.plan, node, repeat, ()))
+        depth = len(walk.scopes)
+        try:
+            while True:
+                scope = walk.scopes[-1]
+                if scope.at < len(scope.graph.nodes):
+                    if self._step(walk, scope) is not None:
+                        return None
+                elif len(walk.scopes) == depth:
+                    return [walk.tensor(v) for v in scope.graph.outputs]
+                else:
+                    walk.leave()
+        except Undecided:
+            return None
+
+    def _end_turn(self, walk: Walk, cycle: Cycle, check: Callable[[], None]) -> Block:
+        node, plan = cycle.node, walk.plan
+        plan.node, plan.op, plan.opset = node.name, node.op, node.opset
+        try:
+            keys = cycle.end_turn(plan, [walk.tensor(v) for v in cycle.repeat.graph.outputs])
+        except Changes:
+            walk = cycle.entry.fork()
+            decision = self._plain(walk, node, [None if v is None else walk.tensor(v) for v in node.inputs])
+            if decision is None:
+                return self._walk(walk, check)
+            decision.walk = walk
+            return self._end(walk, decision)
+        cycle.entry.notes.update(walk.notes)
+        return self._end(walk, Decision("turn", keys, cycle.entry, cycle=cycle))
 
     def _enter(self, walk: Walk, node: Node, condition: bool) -> None:
         graph = node.attrs["then_branch" if condition else "else_branch"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidModel
 from ..seam import Explained
+from .cycle import Cycle
 from .lowering import Lowering
 from .memory import Slots
 from .model import Graph, Node, Value
@@ -25,13 +26,14 @@ class Scope:
     """A graph being walked: the main one, or one whose outputs become those of `node`.
 
     Attributes:
-        at: the node that is next. repeat: the loop whose body it is.
+        at: the node that is next. repeat: the loop whose body it is. cycle: the same, where it is not unrolled.
     """
 
     graph: Graph
     at: int = 0
     node: Node | None = None
     repeat: Repeat | None = None
+    cycle: Cycle | None = None
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -55,7 +57,7 @@ class Walk:
 
     def fork(self) -> Walk:
         """A walk that goes on from here by itself."""
-        scopes = [Scope(s.graph, s.at, s.node, s.repeat and s.repeat.fork()) for s in self.scopes]
+        scopes = [Scope(s.graph, s.at, s.node, s.repeat and s.repeat.fork(), s.cycle) for s in self.scopes]
         return Walk(
             self.plan.fork(),
             self.slots.fork(),
@@ -108,6 +110,20 @@ class Walk:
         """Go on with the first turn of a loop."""
         self.enter(repeat.graph, node, repeat.inputs(self.plan))
         self.scopes[-1].repeat = repeat
+
+    def turn(self, cycle: Cycle) -> None:
+        """Go on with a turn of a loop that is not unrolled."""
+        self.plan.node, self.plan.op, self.plan.opset = cycle.node.name, cycle.node.op, cycle.node.opset
+        self.enter(cycle.repeat.graph, cycle.node, cycle.inputs(self.plan))
+        self.scopes[-1].cycle = cycle
+
+    def over(self, cycle: Cycle, done: int) -> None:
+        """Go on behind such a loop, after so many turns."""
+        self.plan.node, self.plan.op, self.plan.opset = cycle.node.name, cycle.node.op, cycle.node.opset
+        for value, tensor in zip(cycle.node.outputs, cycle.outputs(self.plan, done), strict=False):
+            if value is not None:
+                self.bind(value, tensor)
+        self.release(cycle.node)
 
     def leave(self) -> None:
         """The innermost graph is walked through: its outputs are its node's, unless it is walked again.
@@ -182,6 +198,8 @@ class Walk:
             if scope.repeat is not None:
                 stack += [t for tensors in scope.repeat.scans for t in tensors]
                 stack += [t for t, _, _ in scope.repeat.given]
+            if scope.cycle is not None:
+                found |= scope.cycle.storages(plan)
         seen: set[Tensor] = set()
         while stack:
             tensor = stack.pop()
