@@ -1,8 +1,9 @@
-"""Loop and Scan of many turns: a block for the body, entered again for each of them.
+"""Loop and Scan of many turns: a block for a lap of the body, entered again and again.
 
-What is carried from turn to turn lies in places of its own, into which a turn copies what it gave
-last of all; so every turn is the same steps. The number of the turn is an array of the run's
-frame, and so is the condition. This file does not walk the body (planner.py does).
+A lap is one turn, or several where nothing but their number says how many there are. What is
+carried from lap to lap lies in places of its own, into which a lap copies what it gave last of
+all; so every lap is the same steps. The number of the turn is an array of the run's frame, and so
+is the condition. This file does not walk the body (planner.py does).
 """
 
 from __future__ import annotations
@@ -24,13 +25,24 @@ from .repeat import Repeat
 from .steps import HostCall
 from .tensor import I32, I64, Array, Storage, Tensor
 
-__all__ = ["Changes", "Cycle"]
+__all__ = ["Changes", "Cycle", "Lap"]
 
 COST_S = 10e-6
+LAP_NODES = 512
+"""Nodes that the turns of a lap may walk together."""
 
 
 class Changes(Exception):
     """A turn gives what the next one cannot take: another dtype or shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """A lap being walked: the number of each of its turns, as int64 and as int32 counted from either end."""
+
+    cycle: Cycle
+    turns: tuple[Tensor, ...]
+    places: tuple[dict[bool, Tensor], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -39,8 +51,10 @@ class Cycle:
 
     Attributes:
         node: it. repeat: its body, the most turns that it takes, where its inputs and outputs lie.
-        carried: what the body's inputs are in every turn.
-        turn: the number of the turn, in the frame. places: the same as int32, counted from either end.
+        carried: what the body's inputs are at the start of every lap.
+        homes: where those of them lie that are on the device from lap to lap; the others are in the frame.
+        turn: the number of the turn then, in the frame.
+        most: turns of a lap, at most.
         stacks: per scan output where its turns are put: a tensor, or the key of a list in the frame.
         rows: dtype and shape of a turn's part of each.
         entry: the walk at the end of the block before the body. home: that block.
@@ -50,7 +64,8 @@ class Cycle:
     repeat: Repeat
     carried: list[Tensor]
     turn: Tensor
-    places: dict[bool, Tensor]
+    most: int = 1
+    homes: dict[Tensor, Storage] = field(default_factory=dict)
     stacks: list[Tensor | int] = field(default_factory=list)
     rows: list[tuple[np.dtype[Any], tuple[int, ...]]] = field(default_factory=list)
     entry: Any = None
@@ -62,14 +77,14 @@ class Cycle:
 
         Args:
             plan: of the block before the body.
-            node: the loop. repeat: what it is.
+            node: the loop.
+            repeat: what it is.
             scans: tensors like those that a turn gives to the scan outputs.
 
         Raises:
             NoKernel: what is scanned is too large for the device.
         """
-        ways = {way for _, _, way in repeat.given} | {way for _, way in repeat.placing}
-        made = cls(node, repeat, [], Tensor(I64, ()), {way: Tensor(I32, (1,)) for way in sorted(ways)})
+        made = cls(node, repeat, [], Tensor(I64, ()))
         for tensor, _, _ in repeat.given:
             if tensor.type is not None:
                 plan.storage(tensor)
@@ -84,76 +99,102 @@ class Cycle:
                 plan.keys += 1
                 _call(plan, lambda _: [[]], (), (key,))
         _call(plan, lambda _: [np.array(0)], (), (plan.new_host(made.turn),))
-        for tensor in made.places.values():
-            plan.new_host(tensor)
         made.carried = [_own(plan, tensor) for tensor in repeat.carried]
+        made.homes = {t: plan.placed[t] for t in made.carried if t in plan.placed}
         return made
 
-    def inputs(self, plan: Lowering) -> list[Tensor]:
-        """What the body's inputs are; emits what makes them."""
-        for way, tensor in self.places.items():
-            last = self.repeat.turns - 1
-            _call(plan, _place(last if way else None), (plan.fetch(self.turn),), (plan.fetch(tensor),))
+    def lap(self, plan: Lowering, count: int) -> Lap:
+        """Emit what a lap begins with, where its turns' numbers are worked out."""
+        ways = sorted({way for _, _, way in self.repeat.given} | {way for _, way in self.repeat.placing})
+        turns = (self.turn, *(Tensor(I64, ()) for _ in range(count - 1)))
+        places = tuple({way: Tensor(I32, (1,)) for way in ways} for _ in turns)
+        last = self.repeat.turns - 1
+
+        def numbers(arrays: Sequence[Any]) -> list[Array]:
+            first = int(arrays[0])
+            made: list[Array] = [np.array(n) for n in range(first + 1, first + count)]
+            at = [last - n if way else n for n in range(first, first + count) for way in ways]
+            return made + [np.array([n], np.int32) for n in at]
+
+        there = [tensor for each in places for tensor in each.values()]
+        if there or count > 1:
+            _call(plan, numbers, (self.turn,), [plan.new_host(t) for t in (*turns[1:], *there)])
+        for tensor in there:
+            plan.storage(tensor)
+        return Lap(self, turns, places)
+
+    def inputs(self, plan: Lowering, lap: Lap, number: int, carried: Sequence[Tensor]) -> list[Tensor]:
+        """What the body's inputs are in a turn of a lap; emits what makes them."""
         if self.repeat.asks:
-            return [self.turn, plan.constant(np.array(True)), *self.carried]
-        made = list(self.carried)
+            return [lap.turns[number], plan.constant(np.array(True)), *carried]
+        made = list(carried)
         for tensor, axis, way in self.repeat.given:
             shape = (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
             if tensor.type is None:
                 part = Tensor(tensor.dtype, shape)
-                _call(plan, _taken(axis), (tensor, self.places[way]), (plan.new_host(part),))
+                _call(plan, _taken(axis), (tensor, lap.places[number][way]), (plan.new_host(part),))
                 made.append(part)
             else:
                 one = (*tensor.shape[:axis], 1, *tensor.shape[axis + 1 :])
-                made.append(plan.view(picked_rows(plan, tensor, self.places[way], axis, one), shape))
+                made.append(plan.view(picked_rows(plan, tensor, lap.places[number][way], axis, one), shape))
         return made
 
-    def end_turn(self, plan: Lowering, outputs: Sequence[Tensor]) -> tuple[int, ...]:
-        """Emit what ends a turn that gave `outputs`; the keys of what decides whether there is another.
+    def end_turn(self, plan: Lowering, lap: Lap, number: int, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Put away what a turn of a lap gave to the scan outputs; what it gave to be carried on.
 
         Raises:
             Changes: what is carried has another dtype or shape now.
         """
-        condition, outputs = (outputs[0], outputs[1:]) if self.repeat.asks else (None, outputs)
-        states = len(self.carried)
-        pairs = list(zip(self.carried, outputs[:states], strict=True))
-        scans = list(zip(outputs[states:], self.stacks, self.repeat.placing, strict=True))
-        if any((a.dtype, a.shape) != (b.dtype, b.shape) for a, b in pairs):
+        outputs = outputs[self.repeat.asks :]
+        carried, scans = list(outputs[: len(self.carried)]), outputs[len(self.carried) :]
+        if any((a.dtype, a.shape) != (b.dtype, b.shape) for a, b in zip(self.carried, carried, strict=True)):
             raise Changes
-        if any((t.dtype, t.shape) != row for (t, _, _), row in zip(scans, self.rows, strict=True)):
+        if any((t.dtype, t.shape) != row for t, row in zip(scans, self.rows, strict=True)):
             raise Changes
-        there = [(a, plan.storage(b)) for a, b in pairs if a in plan.placed]
-        for tensor, stack, (axis, way) in scans:
-            if isinstance(stack, Tensor):
-                _put(plan, tensor, self.places[way], stack, axis % (tensor.rank + 1), self.repeat.turns)
-        keys = [plan.fetch(self.turn)]
-        if condition is not None:
-            keys.append(_in_frame(plan, condition))
-        own = {plan.placed[a] for a, _ in there}
-        moved = []
-        for target, source in there:
-            if source in own and source is not plan.placed[target]:
-                aside = Storage(source.nbytes)
-                plan.copy(source, 0, aside, 0, target.size)
-                source = aside
-            moved.append((target, source))
-        for target, source in moved:
-            if source is not plan.placed[target]:
-                plan.copy(source, 0, plan.placed[target], 0, target.size)
-        for tensor, stack, _ in scans:
+        for tensor, stack, (axis, way) in zip(scans, self.stacks, self.repeat.placing, strict=True):
             if isinstance(stack, int):
                 _call(plan, _appended, (stack, tensor), ())
-        here = [(plan.fetch(a), _in_frame(plan, b)) for a, b in pairs if a not in plan.placed]
-        _call(plan, _next, (keys[0], *(b for _, b in here)), (keys[0], *(a for a, _ in here)))
-        return tuple(keys)
+            else:
+                _put(plan, tensor, lap.places[number][way], stack, axis % (tensor.rank + 1), self.repeat.turns)
+        return carried
 
-    def answer(self, arrays: Sequence[Any]) -> bool | int:
-        """Whether there is another turn: True, or how many there were where the outputs' shapes depend on it, else 0."""
-        if not arrays:
-            return True
+    def end_lap(
+        self, plan: Lowering, lap: Lap, condition: Tensor | None, carried: Sequence[Tensor]
+    ) -> tuple[int, ...]:
+        """Emit what ends a lap; the keys of what decides whether there is another."""
+        pairs = list(zip(self.carried, carried, strict=True))
+        there = [(self.homes[a], b, plan.storage(b)) for a, b in pairs if a in self.homes]
+        own = set(self.homes.values())
+        wanted = [*([] if condition is None else [condition]), *(b for a, b in pairs if a not in self.homes)]
+        if any(plan.known_value(t) is None and plan.host_key(t) is None and plan.words(t) in own for t in wanted):
+            for tensor in wanted:  # before something else is copied there
+                _in_frame(plan, tensor)
+        moved = []
+        for home, tensor, source in there:
+            if source is home:
+                continue
+            if source in own:
+                aside = Storage(source.nbytes)
+                plan.copy(source, 0, aside, 0, tensor.size)
+                source = aside
+            moved.append((home, tensor.size, source))
+        for home, size, source in moved:
+            plan.copy(source, 0, home, 0, size)
+        keys = [_in_frame(plan, tensor) for tensor in wanted]
+        asked, given = (keys[:1], keys[1:]) if condition is not None else ([], keys)
+        turn, taken = plan.fetch(self.turn), [plan.fetch(a) for a, _ in pairs if a not in self.homes]
+        _call(plan, _on(len(lap.turns)), (turn, *given), (turn, *taken))
+        return (turn, *asked)
+
+    def answer(self, arrays: Sequence[Any]) -> int:
+        """How many turns the next lap has, by number and condition; 0 or less where there is none.
+
+        Less: minus the turns that were taken, where the outputs' shapes depend on them.
+        """
         done = int(arrays[0])
-        if done < self.repeat.turns and all(a.reshape(-1)[0] for a in arrays[1:]):
-            return True
+        left = self.repeat.turns - done
+        if left > 0 and all(a.reshape(-1)[0] for a in arrays[1:]):
+            return self.most if left >= self.most else 1
         return -done if self.stacks else 0
 
     def outputs(self, plan: Lowering, done: int) -> list[Tensor]:
@@ -173,8 +214,8 @@ class Cycle:
     def storages(self, plan: Lowering) -> set[Storage]:
         """What must outlive a turn."""
         stacks = [s for s in self.stacks if isinstance(s, Tensor)]
-        tensors = (*self.carried, *stacks, *(t for t, _, _ in self.repeat.given))
-        return {plan.placed[t] for t in tensors if t in plan.placed}
+        tensors = (*stacks, *(t for t, _, _ in self.repeat.given))
+        return {*self.homes.values(), *(plan.placed[t] for t in tensors if t in plan.placed)}
 
 
 def _call(plan: Lowering, call: Any, inputs: Sequence[Tensor | int], outputs: Sequence[int]) -> None:
@@ -211,20 +252,13 @@ def _own(plan: Lowering, tensor: Tensor) -> Tensor:
     return made
 
 
-def _next(arrays: Sequence[Any]) -> list[Any]:
-    return [arrays[0] + 1, *arrays[1:]]
+def _on(turns: int) -> Any:
+    return lambda arrays: [arrays[0] + turns, *arrays[1:]]
 
 
 def _appended(arrays: Sequence[Any]) -> list[Any]:
     arrays[0].append(arrays[1])
     return []
-
-
-def _place(last: int | None) -> Any:
-    def call(arrays: Sequence[Any]) -> list[Array]:
-        return [np.array([arrays[0] if last is None else last - arrays[0]], np.int32)]
-
-    return call
 
 
 def _taken(axis: int) -> Any:

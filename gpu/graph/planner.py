@@ -20,7 +20,7 @@ from ..host.reference import evaluate_host, infer_dtypes, infer_outputs
 from ..kernels.registry import NoKernel, TooLarge, find
 from ..seam import Explained
 from .bodies import body_of
-from .cycle import Changes, Cycle
+from .cycle import LAP_NODES, Changes, Cycle, Lap
 from .lowering import Lowering, Undecided
 from .memory import Slots
 from .model import Model, Node, Value
@@ -160,10 +160,11 @@ class Planner:
             return following
         walk = decision.walk.fork()
         if decision.cycle is not None:
-            if answer is True:
-                walk.turn(decision.cycle)
+            turns = int(answer)  # type: ignore[call-overload]
+            if turns > 0:
+                walk.lap(decision.cycle, turns)
             else:
-                walk.over(decision.cycle, -int(answer))  # type: ignore[call-overload]
+                walk.over(decision.cycle, -turns)
         elif decision.kind == "value":
             assert decision.tensor is not None
             walk.plan.known[decision.tensor] = np.array(arrays[0])
@@ -188,9 +189,12 @@ class Planner:
             check()
             try:
                 if scope.at == len(scope.graph.nodes):
-                    if scope.cycle is not None:
-                        return self._end_turn(walk, scope.cycle, check)
-                    walk.leave()
+                    if scope.lap is None:
+                        walk.leave()
+                        continue
+                    ended = self._end_turn(walk, scope.lap, check)
+                    if ended is not None:
+                        return ended
                     continue
                 pending = self._step(walk, scope)
             except Undecided as undecided:
@@ -376,13 +380,16 @@ class Planner:
         """The end of the block before a loop's body; None: the loop is the host's."""
         plan = walk.plan
         try:
-            given = self._try_turn(walk.fork(), node, repeat)
+            trial = walk.fork()
+            given = self._try_turn(trial, node, repeat)
             scans: Sequence[Tensor] = ()
+            lasting: Array | None = None
             if given is not None:
                 scans = given[len(given) - len(repeat.placing) :]
                 carried = given[repeat.asks : len(given) - len(repeat.placing)]
                 if [(t.dtype, t.shape) for t in carried] != [(t.dtype, t.shape) for t in repeat.carried]:
                     return None
+                lasting = trial.plan.known_value(given[0]) if repeat.asks else None
             if len(scans) != len(repeat.placing) or any(t.dtype == object for t in scans):
                 return None
             cycle = Cycle.begin(plan, node, repeat, scans)
@@ -393,13 +400,15 @@ class Planner:
             if plan.is_lazy(tensor):
                 plan.words(tensor)
         cycle.entry = walk
+        if given is not None and (not repeat.asks or (lasting is not None and lasting.all())):
+            cycle.most = max(1, min(LAP_NODES // max(1, len(repeat.graph.nodes)), 64, repeat.turns))
         most = "" if repeat.turns > 1 << 60 else f" up to {repeat.turns} times"
         self._note(walk, node, "view", f"a block of its own, entered{most}: see its body's nodes")
-        return Decision("turn", (), walk, cycle=cycle)
+        return Decision("turn", (plan.fetch(cycle.turn),), walk, cycle=cycle)
 
     def _try_turn(self, walk: Walk, node: Node, repeat: Repeat) -> list[Tensor] | None:
         """What the first turn gives, so far as dtypes and shapes go; None where only the run will know."""
-        walk.turn(Cycle.begin(walk.plan, node, repeat, ()))
+        walk.lap(Cycle.begin(walk.plan, node, repeat, ()), 1)
         depth = len(walk.scopes)
         try:
             while True:
@@ -414,11 +423,15 @@ class Planner:
         except Undecided:
             return None
 
-    def _end_turn(self, walk: Walk, cycle: Cycle, check: Callable[[], None]) -> Block:
-        node, plan = cycle.node, walk.plan
+    def _end_turn(self, walk: Walk, lap: Lap, check: Callable[[], None]) -> Block | None:
+        cycle, plan = lap.cycle, walk.plan
+        node, outputs = cycle.node, cycle.repeat.graph.outputs
         plan.node, plan.op, plan.opset = node.name, node.op, node.opset
         try:
-            keys = cycle.end_turn(plan, [walk.tensor(v) for v in cycle.repeat.graph.outputs])
+            carried = walk.end_turn(lap)
+            if carried is None:
+                return None
+            keys = cycle.end_lap(plan, lap, walk.tensor(outputs[0]) if cycle.repeat.asks else None, carried)
         except Changes:
             walk = cycle.entry.fork()
             decision = self._plain(walk, node, [None if v is None else walk.tensor(v) for v in node.inputs])
