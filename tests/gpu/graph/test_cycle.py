@@ -86,6 +86,45 @@ def test_what_is_carried_may_change_places_and_stay_on_the_host(open_model, pars
     assert is_cycle(driver)
 
 
+def test_what_is_carried_may_just_change_places_or_not_at_all(open_model, parse, rolled):
+    model = parse("""g (float[4] a, float[4] b, float[4] c, float[4] d, int64 n) =>
+        (float[4] p, float[4] q, float[4] r, float[4] s) { yes = Constant<value = bool {1}>()
+        p, q, r, s = Loop(n, yes, a, b, c, d) <body = g (int64 i, bool k, float[4] a0, float[4] b0, float[4] c0,
+            float[4] d0) => (bool k1, float[4] a1, float[4] b1, float[4] c1, float[4] d1) {
+            k1 = Identity(k) a1 = Identity(b0) b1 = Identity(a0) c1 = Identity(c0)
+            e = Softmax(c0) f = Add(d0, e) h = ReduceMax(f) j = Softmax(f) l = Add(j, h) d1 = Sub(l, f)
+        }> }""")
+    driver = open_model(model)
+    a, b, c, d = np.random.default_rng(3).standard_normal((4, 4)).astype(np.float32)
+    for turns in (1, 2, 7):
+        want = d
+
+        def softmax(x):
+            return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+
+        for _ in range(turns):
+            f = want + softmax(c)
+            want = softmax(f) + f.max() - f
+        got = driver.run({"a": a, "b": b, "c": c, "d": d, "n": np.array(turns)})
+        for one, right in zip(got, [b, a] if turns % 2 else [a, b], strict=False):
+            np.testing.assert_array_equal(one, right)
+        np.testing.assert_array_equal(got[2], c)
+        np.testing.assert_allclose(got[3], want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_turns_gave_outlives_them(open_model, parse, rolled):
+    """Nothing else takes the memory of a scan output between two laps, or before it is read."""
+    model = parse("""g (float[64] a, float[64] b, int64 n) => (float[64] p, float[64] q, float[A,64] s) {
+        yes = Constant<value = bool {1}>() p, q, s = Loop(n, yes, a, b) <body = g (int64 i, bool k, float[64] a0,
+            float[64] b0) => (bool k1, float[64] a1, float[64] b1, float[64] c) {
+            k1 = Identity(k) a1 = Identity(b0) b1 = Identity(a0) c = Neg(a0) }> }""")
+    driver = open_model(model)
+    a, b = np.random.default_rng(3).standard_normal((2, 64)).astype(np.float32)
+    for turns in (1, 2, 9):
+        *_, s = driver.run({"a": a, "b": b, "n": np.array(turns)})
+        np.testing.assert_array_equal(s, [(-a, -b)[t % 2] for t in range(turns)])
+
+
 def test_what_is_carried_on_the_host_may_come_from_the_device(open_model, parse, rolled):
     model = parse("""g (float[2] f, int64 n) => (int32[2] p, int32[2] q) { a = Cast<to=6>(f) b = Add(a, a)
         yes = Constant<value = bool {1}>() c = Constant<value = int32[2] {40, 50}>()
