@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import trio
 from onnx import TensorProto, helper
 
 import trionnx
@@ -191,6 +192,78 @@ async def test_an_index_out_of_range_is_the_datas_fault(call, given):
         assert caught.value.node == "culprit"
         after = await session.run(None, good | {"u": given.get("u", good["u"])})
         np.testing.assert_array_equal(before[0], after[0])
+
+
+COMPUTED = {
+    "Gather(x, i)": ("Gather", 5),
+    "Gather<axis = 1>(t, i)": ("Gather", -4),
+    "GatherElements(x, j)": ("GatherElements", 3),
+    "ScatterElements<axis = 1>(t, k, u)": ("ScatterElements", 9),
+}
+"""Per call, with indices that the GPU computed, its operator and an index that is out of range."""
+
+
+def computed(call: str) -> onnx.ModelProto:
+    model = parse(f"""g (float[3,3] x, float[N] f) => (float[P,Q] y) {{
+        i = Cast<to = 6>(f) o = Constant<value = int64[2] {{-1, 1}}>() j = Reshape(i, o)
+        r = Constant<value = int64[2] {{1, -1}}>() k = Reshape(i, r) u = Reshape(f, r) t = Neg(x) y = {call}
+    }}""")
+    model.graph.node[-1].name = "culprit"
+    return model
+
+
+@pytest.mark.parametrize("call", COMPUTED)
+async def test_an_index_that_the_gpu_computed_is_checked_there(call):
+    _, bad = COMPUTED[call]
+    good = {"x": np.arange(9, dtype=np.float32).reshape(3, 3), "f": np.array([2, -1], np.float32)}
+    axis, size = int("axis = 1" in call), 3
+    async with trionnx.open_scheduler(backend="webgpu") as scheduler:
+        session = await scheduler.load(computed(call))
+        before = await session.run(None, good)
+        where = {n.node: n.where for n in session.explain()}
+        assert where["culprit"] == "gpu"
+        with pytest.raises(InvalidData) as caught:
+            await session.run(None, good | {"f": np.array([0, bad], np.float32)})
+        text = f"index {bad} is out of range for dimension {axis} of size {size}"
+        assert str(caught.value) == f"node 'culprit': {text}"
+        after = await session.run(None, good)
+        assert before[0].tobytes() == after[0].tobytes()
+
+
+@pytest.mark.parametrize("by", ["scope", "terminate"])
+@pytest.mark.parametrize("at", [1, 2, 3, 10**6])
+async def test_a_stop_outranks_an_index_out_of_range(by, at):
+    """Stopped after one of its first segments, else by the fault; the check itself is cut."""
+    good = {"x": np.arange(9, dtype=np.float32).reshape(3, 3), "f": np.zeros(400_000, np.float32)}
+    bad = good["f"].copy()
+    bad[-1] = 9
+    async with trionnx.open_scheduler(backend="webgpu") as scheduler:
+        session = await scheduler.load(computed("Gather(x, i)"))
+        before = await session.run(None, good)
+        seen = 0
+        outcome = None
+        with trio.CancelScope() as scope:
+
+            def stop(done: int, total: int) -> None:
+                nonlocal seen
+                seen = done
+                if done == at:
+                    options.terminate() if by == "terminate" else scope.cancel()
+
+            options = trionnx.RunOptions(on_progress=stop)
+            try:
+                await session.run(None, good | {"f": bad}, options)
+            except (InvalidData, trionnx.RunTerminated) as error:
+                outcome = error
+        if seen < at:
+            assert isinstance(outcome, InvalidData)
+        elif by == "scope":
+            assert scope.cancelled_caught
+            assert outcome is None
+        else:
+            assert isinstance(outcome, trionnx.RunTerminated)
+        after = await session.run(None, good)
+        assert before[0].tobytes() == after[0].tobytes()
 
 
 # --- models that onnx.checker rejects ---------------------------------------------------------

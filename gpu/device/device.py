@@ -134,16 +134,21 @@ class Device:
         encoder = self.encoder()
         self.lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer._internal, start, staging, 0, padded)
         self.submit(self.finish(encoder))
+        into[:] = self.mapped(staging, padded)[:size]
+
+    def mapped(self, staging: Any, nbytes: int, submission: Any = None) -> bytes:
+        """The first bytes of a raw staging buffer, once a submission (None: all of them) has finished."""
         self._mapped.clear()
         info = self.ffi.new("WGPUBufferMapCallbackInfo *")
         info.mode, info.callback = self.lib.WGPUCallbackMode_AllowProcessEvents, self._map_callback
-        self.safe.wgpuBufferMapAsync(staging, self.lib.WGPUMapMode_Read, 0, padded, info[0])
-        self.wait(None)
+        self.safe.wgpuBufferMapAsync(staging, self.lib.WGPUMapMode_Read, 0, nbytes, info[0])
+        self.wait(submission)
         if self._mapped != [self.lib.WGPUMapAsyncStatus_Success]:
             raise DeviceLost("the device did not give its results back")
-        pointer = self.safe.wgpuBufferGetConstMappedRange(staging, 0, padded)
-        into[:] = self.ffi.buffer(pointer, padded)[:size]
+        pointer = self.safe.wgpuBufferGetConstMappedRange(staging, 0, nbytes)
+        data = bytes(self.ffi.buffer(pointer, nbytes)[:])
         self.safe.wgpuBufferUnmap(staging)
+        return data
 
     # --- pipelines ----------------------------------------------------------------------------
 

@@ -252,8 +252,9 @@ class WebGpuEngine:
         assert block.decision is not None
         following = planner.resume(block, [run.frame[key] for key in block.decision.keys], run.check)
         self._explained = planner.explained
-        while len(block.following) > PLANS:
-            realiser.forget(block.following.popitem(last=False)[1])
+        known = block.home.following
+        while len(known) > PLANS:
+            realiser.forget(known.popitem(last=False)[1])
         return following
 
     def _submit(self, segment: Segment, done: Done) -> None:
@@ -291,6 +292,7 @@ class WebGpuEngine:
         if self._clock is not None and (closely or (segment.run + segment.seq) % STAMPED == 0):
             stamps = self._clock.take()
         encoder = device.encoder()
+        watch = None if realised.flags is None else realised.flags.watch(encoder, segment)
         writer = PassWriter(device, encoder)
         marks = self._encode(realised, segment, writer, stamps, closely)
         if self._counter is not None:
@@ -298,9 +300,13 @@ class WebGpuEngine:
         writer.end()
         if stamps is not None:
             stamps.resolve(encoder)
+        if watch is not None:
+            watch.bring(encoder)
         commands = device.finish(encoder)
         in_flight = thread.make_room(min(self._most, run.request.policy.max_in_flight))
         if run.drops(segment.seq):
+            if watch is not None:
+                watch.drop()
             device.drop(commands)
             if stamps is not None:
                 stamps.drop()
@@ -325,6 +331,8 @@ class WebGpuEngine:
                     realised.learn(segment, (marks[0], marks[-1]), [elapsed])
                 if run.request.profile:
                     run.times += times_of(block, marks, seconds or [elapsed])
+                if watch is not None:
+                    watch.check(submission)
                 self._fenced(run, segment, sum(seconds) if seconds else None, done)
             except BaseException as error:
                 run.fault = error
@@ -361,7 +369,7 @@ class WebGpuEngine:
         assert block is not None
         run.reach(block, segment.stop.step)
         following = None
-        if block.decision is not None and segment.stop.step == len(block.device.calls):
+        if block.decision is not None and run.fault is None and segment.stop.step == len(block.device.calls):
             run.activation += 1
             following = self._enter(run, self._next(run, block))
         done(Fenced(segment.run, segment.seq, seconds, following, run.announce()))

@@ -15,6 +15,7 @@ from ..graph.tensor import Storage
 from ..seam import BlockView, Cursor, Finished, Segment, StepView
 from .clock import Stamps
 from .device import COPY_DST, UNIFORM, Check, Device, Pipeline
+from .flags import Flags
 from .pool import Pool
 
 __all__ = ["PassWriter", "Realised", "Realiser"]
@@ -40,6 +41,7 @@ class Realised:
         costs: seconds per step, estimated first, then learned.
         samples: how often a step's cost was measured by itself.
         shown: the costs, and the view of them, that the scheduler was told.
+        flags: where there are steps that check values.
     """
 
     calls: list[Any]
@@ -51,6 +53,7 @@ class Realised:
     slots: list[Slot]
     weights: list[Storage]
     params: Any = None
+    flags: Flags | None = None
     keep: list[Any] = field(default_factory=list)
     shown: tuple[list[float], BlockView] | None = None
     _expected: dict[tuple[Cursor, Cursor], float] = field(default_factory=dict)
@@ -133,6 +136,12 @@ class Realiser:
         if storage.role == "weight":
             return self.weights[storage]
         return self._pool.behind(block.slots.where[storage])
+
+    def _behind(self, block: Block, made: Realised, storage: Storage) -> Any:
+        if storage.role == "flag":
+            assert made.flags is not None
+            return made.flags.buffer
+        return self.buffer(block, storage)
 
     def realise(self, block: Block, check: Check, progress: Callable[[str, int, int], None]) -> Realised:
         """Compile, allocate, upload and bind; kept in `block.device`. What `check` raises is let through."""
@@ -217,6 +226,9 @@ class Realiser:
         if size:
             made.params = device.buffer(size, UNIFORM | COPY_DST)
         place = iter(offsets)
+        checks = [(n, s.check) for n, s in enumerate(block.steps) if isinstance(s, Dispatch) and s.check is not None]
+        if checks:
+            made.flags = Flags(device, checks)
         for step in block.steps:
             call: Any = None
             units, multiple, kind, cost = 1, 1, "host", 50e-6
@@ -224,7 +236,7 @@ class Realiser:
                 offset = next(place)
                 packed[offset // 4 : offset // 4 + len(step.params) // 4] = np.frombuffer(step.params, np.uint32)
                 pipeline = pipelines[step.program]
-                bound = [(self.buffer(block, s), s.nbytes) for s in (*step.reads, *step.writes)]
+                bound = [(self._behind(block, made, s), s.nbytes) for s in (*step.reads, *step.writes)]
                 group = device.bind(pipeline, made.params, offset, bound)
                 made.keep.append(group)
                 call = (pipeline, group._internal, step.groups)
@@ -265,6 +277,9 @@ class Realiser:
         if made.params is not None:
             self._device.release(made.params)
             made.params = None
+        if made.flags is not None:
+            made.flags.release()
+            made.flags = None
         self._pool.forget(made.slots)
         made.slots = []
         for storage in made.weights:

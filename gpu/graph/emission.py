@@ -18,9 +18,9 @@ from ..kernels.kernel import Epilogue, Kernel, admits, link, pack_params
 from ..kernels.place import place_kernel
 from ..kernels.registry import NoKernel, TooLarge
 from . import fuse
-from .steps import Copy, Dispatch, Fetch, Step, Upload
+from .steps import Copy, Dispatch, Fetch, IndexCheck, Step, Upload
 from .target import Target
-from .tensor import F16, HELD, Apply, Array, Pending, Shape, Storage, Tensor, as_halves, as_words, gpu_type
+from .tensor import F16, HELD, I64, Apply, Array, Pending, Shape, Storage, Tensor, as_halves, as_words, gpu_type
 
 __all__ = ["Emission", "Undecided"]
 
@@ -46,6 +46,7 @@ class Emission:
         placed: where tensors lie on the device. hosted: keys of those in the run's frame.
         known: contents that a block's end has told.
         uses: how often a tensor is still going to be read: by nodes to come, and by lazy tensors.
+        checks: what steps so far find out about values. flags: a word for each.
     """
 
     def __init__(self, target: Target) -> None:
@@ -59,6 +60,8 @@ class Emission:
         self.hosted: dict[Tensor, int] = {}
         self.known: dict[Tensor, Array] = {}
         self.uses: dict[Tensor, int] = {}
+        self.checks: list[IndexCheck] = []
+        self.flags = Storage(16, "flag")
         self._let_go: set[Tensor] = set()
         self._told: dict[Tensor, Tensor] = {}
         self.keys = 0
@@ -219,10 +222,28 @@ class Emission:
         """Have a tensor's contents in the frame, read back from the device if need be."""
         key = self.hosted.get(tensor)
         if key is None:
-            source = self.storage(tensor)
+            source = self.words(tensor)
             key = self.new_host(tensor)
             self.steps.append(Fetch(source, key, tensor.dtype, tensor.shape, self.node))
         return key
+
+    # --- int64 that lies on the device as int32 -------------------------------------------------
+
+    def widen(self, tensor: Tensor) -> Tensor:
+        """An int32 result (indices) as int64. It stays where it is, and goes to the host once somebody asks there."""
+        made = Tensor(I64, tensor.shape, apply=Apply("x", ("x",), (tensor,), label="int64"))
+        self.uses[tensor] = self.uses.get(tensor, 0) + 1
+        return made
+
+    def narrowed(self, tensor: Tensor) -> Tensor | None:
+        """The int32 tensor that `widen` was given, for one that it made and that is not on the host yet."""
+        if tensor.dtype != I64 or tensor.apply is None or tensor in self.hosted or self.known_value(tensor) is not None:
+            return None
+        return tensor.apply.args[0]
+
+    def words(self, tensor: Tensor) -> Storage:
+        """`storage`, of int64 too where it lies on the device as int32."""
+        return self.storage(self.narrowed(tensor) or tensor)
 
     # --- emitting -----------------------------------------------------------------------------
 
@@ -233,6 +254,9 @@ class Emission:
             return self.derive(tensor, ("view", shape), lambda array: array.reshape(shape))
         if tensor.shape == shape:
             return tensor
+        narrow = self.narrowed(tensor)
+        if narrow is not None:
+            return self.widen(self.view(narrow, shape))
         made = Tensor(tensor.dtype, shape, half=tensor.half)
         self.placed[made] = self.storage(tensor)
         return made
@@ -246,6 +270,8 @@ class Emission:
         shape: Shape | None = None,
         params: Mapping[str, float] | None = None,
         label: str = "",
+        functions: str = "",
+        weight: int = 1,
     ) -> Tensor:
         """An elementwise result: `wgsl` is an expression over scalars named as in `args`.
 
@@ -257,6 +283,8 @@ class Emission:
             shape: of the result, default: as NumPy broadcasts.
             params: f32 scalars; they travel outside of the shader.
             label: for explain().
+            functions: WGSL at module scope that the expression calls, under names that are its own.
+            weight: how many operators the expression is worth, where that is not one.
 
         Raises:
             InvalidModel: the shapes do not broadcast.
@@ -268,9 +296,9 @@ class Emission:
             if gpu_type(kind) is None:
                 raise NoKernel(f"no GPU type for {kind}")
         shape = self.broadcast(*(t.shape for t in tensors)) if shape is None else tuple(shape)
-        made = Tensor(
-            dtype, shape, apply=Apply(wgsl, tuple(args), tensors, tuple((params or {}).items()), label or self.op)
-        )
+        listed = tuple((params or {}).items())
+        apply = Apply(wgsl, tuple(args), tensors, listed, label or self.op, functions, weight)
+        made = Tensor(dtype, shape, apply=apply)
         for tensor in (made, *tensors):
             self._fits(tensor)
         for arg in tensors:
@@ -318,8 +346,12 @@ class Emission:
         *,
         flops: float = 0.0,
         epilogue: Epilogue | None = None,
+        check: IndexCheck | None = None,
     ) -> None:
-        """Emit a kernel now. Nothing is emitted where there are no workgroups."""
+        """Emit a kernel now. Nothing is emitted where there are no workgroups.
+
+        With `check`, its flag is word `len(checks)` of `flags`, the last of `writes`.
+        """
         if groups <= 0:
             return
         may = admits(kernel, epilogue)
@@ -327,13 +359,16 @@ class Emission:
         halves = frozenset(name for s, (name, _) in zip((*reads, *writes), may, strict=True) if s.half)
         program = link(kernel, epilogue, halves, not halves or self.target.cpu)
         assert (len(reads), len(writes)) == (program.reads, program.writes), kernel.name
+        if check is not None:
+            self.checks.append(check)
+            self.flags.nbytes = _padded(4 * len(self.checks))
         for storage in (*reads, *writes):
             self._seen(storage.nbytes)
         nbytes = sum(s.nbytes for s in (*reads, *writes))
         target = self.target
         cost = target.overhead_s + max(flops / target.flops_per_s, nbytes / target.bytes_per_s)
         packed = pack_params(program.params, params)
-        self.steps.append(Dispatch(program, tuple(reads), tuple(writes), packed, groups, cost, self.node))
+        self.steps.append(Dispatch(program, tuple(reads), tuple(writes), packed, groups, cost, self.node, check))
 
     def copy(self, source: Storage, source_offset: int, target: Storage, target_offset: int, count: int) -> None:
         """Emit a copy of `count` elements; offsets in elements."""

@@ -51,7 +51,7 @@ class Tree:
 
     def weight(self, tensor: Tensor) -> int:
         """How many elementwise operators a lazy tensor takes."""
-        return sum(t.apply is not None for t in self._below[tensor])
+        return sum(t.apply.weight for t in self._below[tensor] if t.apply is not None)
 
     def _walk(self, top: Tensor, placed: Mapping[Tensor, Storage], known: Callable[[Tensor], Array | None]) -> None:
         stack: list[tuple[Tensor, bool]] = [(top, False)]
@@ -155,7 +155,7 @@ class _Writer:
     def write(self) -> tuple[Epilogue, dict[str, int | float]]:
         tree, width = self.tree, self.width
         fused = self._fused()
-        code = [fused]
+        code = [*dict.fromkeys(t.apply.functions for t in tree.applies if t.apply is not None), fused]
         if self.general:
             code.append(self._offsets())
         reads = []

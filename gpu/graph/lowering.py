@@ -12,11 +12,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..errors import InvalidData, InvalidModel
+from ..errors import InvalidModel
 from .emission import Emission, Undecided
-from .steps import HostCall
 from .target import Target
-from .tensor import HELD, NARROW, Array, Tensor
+from .tensor import HELD, NARROW, Tensor
 
 __all__ = ["Lowering", "Undecided"]
 
@@ -111,45 +110,3 @@ class Lowering(Emission):
         if self._dtypes is None:
             self._dtypes = self.declare()
         return self._dtypes
-
-    def host_indices(self, tensor: Tensor, size: int) -> Tensor:
-        """Indices into an axis of `size` elements as int32 in 0 <= i < size; the check is a host step.
-
-        Raises:
-            InvalidData: an index that is known while planning is out of range. At run time, the
-                run fails with it.
-        """
-        node = self.node
-        value = self.known_value(tensor)
-        if value is not None:
-            return self.constant(_checked_indices(value, size, node))
-        key = self.fetch(tensor)
-        made = Tensor(np.dtype(np.int32), tensor.shape)
-        target = self.new_host(made)
-
-        def call(arrays: Sequence[Array | None], _: Callable[[], None]) -> list[Array]:
-            assert arrays[0] is not None
-            return [_checked_indices(arrays[0], size, node)]
-
-        self.steps.append(HostCall(call, (key,), (target,), 20e-6, node))
-        return made
-
-    def widen(self, tensor: Tensor) -> Tensor:
-        """An int32 result (indices) as int64: brought to the host, where int64 lives."""
-        key = self.fetch(tensor)
-        made = Tensor(np.dtype(np.int64), tensor.shape)
-        target = self.new_host(made)
-
-        def call(arrays: Sequence[Array | None], _: Callable[[], None]) -> list[Array]:
-            assert arrays[0] is not None
-            return [arrays[0].astype(np.int64)]
-
-        self.steps.append(HostCall(call, (key,), (target,), 20e-6, self.node))
-        return made
-
-
-def _checked_indices(indices: Array, size: int, node: str) -> Array:
-    if indices.size and (int(indices.min()) < -size or int(indices.max()) >= size):
-        bad = indices[(indices < -size) | (indices >= size)].flat[0]
-        raise InvalidData(node, f"index {bad} is out of range for {size} elements")
-    return np.where(indices < 0, indices + size, indices).astype(np.int32)

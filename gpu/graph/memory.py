@@ -69,6 +69,13 @@ class Slots:
             )
         assert known <= len(self.all)
 
+    def hold(self, storages: Iterable[Storage]) -> None:
+        """Give storages slots at a block's end already, for several blocks that follow to share."""
+        for storage in storages:
+            if storage.role == "temp" and storage not in self._live:
+                self.where[storage] = self._take(storage.nbytes, set())
+                self._live.add(storage)
+
     def _take(self, nbytes: int, growable: set[Slot]) -> Slot:
         fits = [s for s in self._free if s.nbytes >= nbytes]
         if fits:

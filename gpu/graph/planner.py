@@ -20,10 +20,11 @@ from ..host.reference import evaluate_host, infer_dtypes, infer_outputs
 from ..kernels.registry import NoKernel, TooLarge, find
 from ..seam import Explained
 from .bodies import body_of
+from .cycle import LAP_NODES, Changes, Cycle, Lap
 from .lowering import Lowering, Undecided
 from .memory import Slots
 from .model import Model, Node, Value
-from .repeat import begin
+from .repeat import Repeat, begin
 from .steps import Dispatch, HostCall, HostFunction, Step
 from .target import Target
 from .tensor import Array, Storage, Tensor
@@ -35,6 +36,8 @@ MOVES = frozenset(
     ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Slice", "Split", "Concat", "Expand")
 ) | frozenset(("Tile", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Pad", "MaxPool"))
 """Operators whose outputs hold nothing but values of their inputs."""
+CARRIES = MOVES - {"Concat", "Pad", "MaxPool"}
+"""Those of them that may move int64 as int32, where it lies on the device like that: nothing is mixed into it."""
 RANDOM = {
     ("", op)
     for op in (
@@ -65,16 +68,19 @@ class Result:
 
 @dataclass(eq=False, slots=True)
 class Decision:
-    """What a block's end waits for: arrays of the frame, by contents ("value") or by shape ("shape")."""
+    """What a block's end waits for: arrays of the frame, by contents ("value") or by shape ("shape"), or a "turn"."""
 
-    kind: Literal["value", "shape"]
+    kind: Literal["value", "shape", "turn"]
     keys: tuple[int, ...]
     walk: Walk
     tensor: Tensor | None = None
     outputs: tuple[Value | None, ...] = ()
+    cycle: Cycle | None = None
 
     def answer(self, arrays: Sequence[Any]) -> object:
         """The arrays' answer in a form that can be a dictionary's key."""
+        if self.cycle is not None:
+            return self.cycle.answer(arrays)
         if self.kind == "value":
             return tuple((a.dtype.str, a.shape, a.tobytes()) for a in arrays)
         return tuple(describe(a) for a in arrays)
@@ -99,6 +105,13 @@ class Block:
     decision: Decision | None = None
     following: OrderedDict[object, Block] = field(default_factory=OrderedDict)
     device: Any = None
+
+    @property
+    def home(self) -> Block:
+        """The block that holds those that follow this one: for the body of a loop, the one before it."""
+        if self.decision is None or self.decision.cycle is None:
+            return self
+        return self.decision.cycle.home  # type: ignore[no-any-return]
 
 
 class Planner:
@@ -141,13 +154,19 @@ class Planner:
         """The block that follows, given the frame's arrays for `block.decision.keys`."""
         decision = block.decision
         assert decision is not None
-        answer = decision.answer(arrays)
-        following = block.following.get(answer)
+        answer, known = decision.answer(arrays), block.home.following
+        following = known.get(answer)
         if following is not None:
-            block.following.move_to_end(answer)
+            known.move_to_end(answer)
             return following
         walk = decision.walk.fork()
-        if decision.kind == "value":
+        if decision.cycle is not None:
+            turns = int(answer)  # type: ignore[call-overload]
+            if turns > 0:
+                walk.lap(decision.cycle, turns)
+            else:
+                walk.over(decision.cycle, -turns)
+        elif decision.kind == "value":
             assert decision.tensor is not None
             walk.plan.known[decision.tensor] = np.array(arrays[0])
         else:
@@ -159,49 +178,63 @@ class Planner:
                     walk.plan.hosted[tensor] = key
                     walk.bind(value, tensor)
         following = self._walk(walk, check)
-        block.following[answer] = following
+        known[answer] = following
         return following
 
     # --- the walk -----------------------------------------------------------------------------
 
     def _walk(self, walk: Walk, check: Callable[[], None]) -> Block:
         plan = walk.plan
-        results: dict[str, tuple[int, Result]] = {}
         while walk.scopes:
-            self._settle(walk, results)
+            self._settle(walk)
             scope = walk.scopes[-1]
             check()
             try:
                 if scope.at == len(scope.graph.nodes):
-                    walk.leave()
+                    if scope.lap is None:
+                        walk.leave()
+                        continue
+                    ended = self._end_turn(walk, scope.lap, check)
+                    if ended is not None:
+                        return ended
                     continue
-                node = scope.graph.nodes[scope.at]
-                plan.node, plan.op, plan.opset = node.name, node.op, node.opset
-                plan.outputs = len(node.outputs)
-                pending = self._node(walk, node)
+                pending = self._step(walk, scope)
             except Undecided as undecided:
                 key = plan.fetch(undecided.tensor)
-                return self._end(walk, results, Decision("value", (key,), walk, tensor=undecided.tensor))
-            scope.at += 1
+                return self._end(walk, Decision("value", (key,), walk, tensor=undecided.tensor))
             if pending is not None:
                 pending.walk = walk
-                return self._end(walk, results, pending)
-        self._settle(walk, results)
+                return self._end(walk, pending)
+        self._settle(walk)
         for value in walk.waiting:
             walk.tensor(value)
-        return self._end(walk, results, None)
+        return self._end(walk, None)
 
-    def _end(self, walk: Walk, results: dict[str, tuple[int, Result]], decision: Decision | None) -> Block:
-        walk.slots.assign(walk.plan.steps, walk.living())
-        self.explained = tuple(walk.notes.values())
-        return Block(walk.plan.steps, walk.slots, results=results, decision=decision)
-
-    def _settle(self, walk: Walk, results: dict[str, tuple[int, Result]]) -> None:
+    def _settle(self, walk: Walk) -> None:
         """Outputs of the model are made where their node stands, so that they can be had early."""
         for value in [v for v in walk.waiting if v in walk.env or v.const is not None]:
             walk.waiting.remove(value)
             result = self._result(walk, value)
-            results[value.name] = len(walk.plan.steps), result
+            walk.results[value.name] = len(walk.plan.steps), result
+
+    def _step(self, walk: Walk, scope: Scope) -> Decision | None:
+        plan, node = walk.plan, scope.graph.nodes[scope.at]
+        plan.node, plan.op, plan.opset = node.name, node.op, node.opset
+        plan.outputs = len(node.outputs)
+        pending = self._node(walk, node)
+        scope.at += 1
+        return pending
+
+    def _end(self, walk: Walk, decision: Decision | None) -> Block:
+        cycle = None if decision is None else decision.cycle
+        kept = cycle.storages(walk.plan) if cycle else set()
+        walk.slots.assign(walk.plan.steps, walk.living() | kept)
+        walk.slots.hold(kept)
+        self.explained = tuple(walk.notes.values())
+        block = Block(walk.plan.steps, walk.slots, results=walk.results, decision=decision)
+        if cycle is not None and cycle.home is None:
+            cycle.home = block
+        return block
 
     def _result(self, walk: Walk, value: Value) -> Result:
         tensor, plan = walk.tensor(value), walk.plan
@@ -211,7 +244,7 @@ class Planner:
         key = plan.host_key(tensor)
         if key is not None:
             return Result(tensor.dtype, tensor.shape, key=key)
-        return Result(tensor.dtype, tensor.shape, storage=plan.storage(tensor))
+        return Result(tensor.dtype, tensor.shape, storage=plan.words(tensor))
 
     def _node(self, walk: Walk, node: Node) -> Decision | None:
         plan = walk.plan
@@ -222,10 +255,17 @@ class Planner:
             return None
         if node.op in ("Loop", "Scan"):
             repeat = begin(plan, node, inputs)
-            if repeat is not None and repeat.turns:
+            if repeat is not None and repeat.is_long:
+                decision = self._begin_cycle(walk, node, repeat)
+                if decision is not None:
+                    return decision
+            elif repeat is not None and repeat.turns:
                 self._note(walk, node, "view", f"{repeat.turns} turns, unrolled: see its body's nodes")
                 walk.repeat(repeat, node)
                 return None
+        return self._plain(walk, node, inputs)
+
+    def _plain(self, walk: Walk, node: Node, inputs: Sequence[Tensor | None]) -> Decision | None:
         depth = len(walk.scopes)
         outputs, decision = self._lower(walk, node, inputs)
         if len(walk.scopes) > depth:
@@ -270,8 +310,13 @@ class Planner:
             before = len(plan.steps)
             try:
                 shown = plan.enter(inputs, lambda: infer_dtypes(node, _types(inputs), values))
+                narrow = plan.narrowed(inputs[0]) if inputs and inputs[0] and node.op in CARRIES else None
+                if narrow is not None:
+                    shown[0] = narrow
                 lowered = cls.of(node).lower(plan, *shown)
                 given = lowered if isinstance(lowered, tuple) else (lowered,)
+                if narrow is not None:
+                    given = tuple(None if t is None else plan.widen(t) for t in given)
                 outputs = plan.leave(given, moves=node.op in MOVES)
             except TooLarge as refusal:
                 return self._host(walk, node, inputs, values, str(refusal))
@@ -335,6 +380,74 @@ class Planner:
         outputs = tuple(v if t is None else None for v, t in zip(node.outputs, tensors, strict=False))
         return (), Decision("shape", tuple(unknown), walk, outputs=outputs)
 
+    # --- loops of many turns --------------------------------------------------------------------
+
+    def _begin_cycle(self, walk: Walk, node: Node, repeat: Repeat) -> Decision | None:
+        """The end of the block before a loop's body; None: the loop is the host's."""
+        plan = walk.plan
+        try:
+            trial = walk.fork()
+            given = self._try_turn(trial, node, repeat)
+            scans: Sequence[Tensor] = ()
+            lasting: Array | None = None
+            if given is not None:
+                scans = given[len(given) - len(repeat.placing) :]
+                carried = given[repeat.asks : len(given) - len(repeat.placing)]
+                if [(t.dtype, t.shape) for t in carried] != [(t.dtype, t.shape) for t in repeat.carried]:
+                    return None
+                lasting = trial.plan.known_value(given[0]) if repeat.asks else None
+            if len(scans) != len(repeat.placing) or any(t.dtype == object for t in scans):
+                return None
+            cycle = Cycle.begin(plan, node, repeat, scans)
+        except NoKernel:
+            return None
+        for value in captures(node):
+            tensor = walk.tensor(value)
+            if plan.is_lazy(tensor):
+                plan.words(tensor)
+        cycle.entry = walk
+        if given is not None and (not repeat.asks or (lasting is not None and lasting.all())):
+            cycle.most = max(1, min(LAP_NODES // max(1, len(repeat.graph.nodes)), 64, repeat.turns))
+        most = "" if repeat.turns > 1 << 60 else f" up to {repeat.turns} times"
+        self._note(walk, node, "view", f"a block of its own, entered{most}: see its body's nodes")
+        return Decision("turn", (plan.fetch(cycle.turn),), walk, cycle=cycle)
+
+    def _try_turn(self, walk: Walk, node: Node, repeat: Repeat) -> list[Tensor] | None:
+        """What the first turn gives, so far as dtypes and shapes go; None where only the run will know."""
+        walk.lap(Cycle.begin(walk.plan, node, repeat, ()), 1)
+        depth = len(walk.scopes)
+        try:
+            while True:
+                scope = walk.scopes[-1]
+                if scope.at < len(scope.graph.nodes):
+                    if self._step(walk, scope) is not None:
+                        return None
+                elif len(walk.scopes) == depth:
+                    return [walk.tensor(v) for v in scope.graph.outputs]
+                else:
+                    walk.leave()
+        except Undecided:
+            return None
+
+    def _end_turn(self, walk: Walk, lap: Lap, check: Callable[[], None]) -> Block | None:
+        cycle, plan = lap.cycle, walk.plan
+        node, outputs = cycle.node, cycle.repeat.graph.outputs
+        plan.node, plan.op, plan.opset = node.name, node.op, node.opset
+        try:
+            carried = walk.end_turn(lap)
+            if carried is None:
+                return None
+            keys = cycle.end_lap(plan, lap, walk.tensor(outputs[0]) if cycle.repeat.asks else None, carried)
+        except Changes:
+            walk = cycle.entry.fork()
+            decision = self._plain(walk, node, [None if v is None else walk.tensor(v) for v in node.inputs])
+            if decision is None:
+                return self._walk(walk, check)
+            decision.walk = walk
+            return self._end(walk, decision)
+        cycle.entry.notes.update(walk.notes)
+        return self._end(walk, Decision("turn", keys, cycle.entry, cycle=cycle))
+
     def _enter(self, walk: Walk, node: Node, condition: bool) -> None:
         graph = node.attrs["then_branch" if condition else "else_branch"]
         self._note(walk, node, "folded" if not walk.plan.steps else "view", f"{'then' if condition else 'else'} branch")
@@ -349,10 +462,14 @@ class Planner:
         self, walk: Walk, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], before: int
     ) -> None:
         plan = walk.plan
-        made = next((t for t in outputs if t is not None), None)
+        made = next((plan.narrowed(t) or t for t in outputs if t is not None), None)
         if made is None or plan.known_value(made) is not None:
             self._note(walk, node, "folded", "known with the shapes of the inputs")
-        elif made in inputs or any(t in plan.placed and plan.placed[t] is plan.placed.get(made) for t in inputs if t):
+        elif any(
+            made in (t, plan.narrowed(t)) or (t in plan.placed and plan.placed[t] is plan.placed.get(made))
+            for t in inputs
+            if t
+        ):
             self._note(walk, node, "view", "the same bytes under another shape")
         elif made.pending is not None:
             self._note(walk, node, "gpu", f"kernel {made.pending.kernel.name}")

@@ -2,7 +2,7 @@
 
 So shapes and counters fold as everywhere, and what the body computes on floats is dispatches. A
 condition that only the run knows ends a block per turn. Loops that would make too many steps are
-the host's.
+not unrolled (cycle.py).
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ class Repeat:
     placing: tuple[tuple[int, bool], ...] = ()
     asks: bool = False
     turn: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether unrolling it would make too many steps."""
+        return self.turns * max(1, len(self.graph.nodes)) > MOST_NODES
 
     def fork(self) -> Repeat:
         """A copy that goes on by itself."""
@@ -92,13 +97,13 @@ def begin(plan: Lowering, node: Node, inputs: Sequence[Tensor | None]) -> Repeat
 
 def _begin_loop(plan: Lowering, node: Node, graph: Graph, inputs: Sequence[Tensor | None]) -> Repeat | None:
     count, condition, *carried = inputs
-    if count is None or any(t is None for t in carried):
+    if any(t is None for t in carried):
         return None
-    turns = max(0, int(plan.value(count).reshape(-1)[0]))
+    turns = np.iinfo(np.int64).max if count is None else max(0, int(plan.value(count).reshape(-1)[0]))
     if condition is not None and not plan.value(condition).reshape(-1)[0]:
         turns = 0
     scans = len(graph.outputs) - 1 - len(carried)
-    if (turns == 0 and scans) or turns * max(1, len(graph.nodes)) > MOST_NODES:
+    if turns == 0 and scans:
         return None
     kept = [t for t in carried if t is not None]
     return Repeat(graph, turns, kept, [[] for _ in range(scans)], placing=((0, False),) * scans, asks=True)
@@ -120,8 +125,6 @@ def _begin_scan(node: Node, graph: Graph, inputs: Sequence[Tensor | None]) -> Re
     if len(turns) != 1 or 0 in turns or len(given) != len(inputs):
         return None
     (length,) = turns
-    if length * max(1, len(graph.nodes)) > MOST_NODES:
-        return None
     placing = tuple((axis, bool(way)) for axis, way in zip(out_axes, out_ways, strict=True))
     return Repeat(graph, length, given[:states], [[] for _ in range(scans)], scanned, placing)
 

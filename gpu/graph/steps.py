@@ -8,18 +8,42 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import InvalidData
 from ..kernels.kernel import Program
 from .tensor import Array, Storage
 
-__all__ = ["Copy", "Dispatch", "Fetch", "HostCall", "HostFunction", "Step", "Upload"]
+__all__ = ["Copy", "Dispatch", "Fetch", "HostCall", "HostFunction", "IndexCheck", "Step", "Upload"]
 
 HostFunction = Callable[[Sequence[Array | None], Callable[[], None]], Sequence[Any]]
 """Gets one array (or None) per input, and what to call now and then: it raises once the run is stopped."""
 
 
+@dataclass(frozen=True, slots=True)
+class IndexCheck:
+    """That indices are within a dimension; negative ones count from its end."""
+
+    node: str
+    axis: int
+    size: int
+
+    def on_host(self, indices: Array) -> Array:
+        """The indices as int32, 0 <= index < size. Raises InvalidData."""
+        bad = (indices < -self.size) | (indices >= self.size)
+        if bad.any():
+            raise self.error(int(indices[bad][0]))
+        return np.where(indices < 0, indices + self.size, indices).astype(np.int32)
+
+    def error(self, index: int) -> InvalidData:
+        """What is raised for an index that is not."""
+        return InvalidData(self.node, f"index {index} is out of range for dimension {self.axis} of size {self.size}")
+
+
 @dataclass(eq=False, slots=True)
 class Dispatch:
-    """One run of a kernel over `groups` workgroups."""
+    """One run of a kernel over `groups` workgroups.
+
+    `check`: what it finds out about values. The last of `writes` is the block's flags then.
+    """
 
     program: Program
     reads: tuple[Storage, ...]
@@ -28,6 +52,7 @@ class Dispatch:
     groups: int
     cost_s: float
     node: str
+    check: IndexCheck | None = None
 
 
 @dataclass(eq=False, slots=True)

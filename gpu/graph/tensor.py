@@ -30,7 +30,9 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
-F32, I32, U32, BOOL, F16 = (np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.bool_, np.float16))
+F32, I32, U32, BOOL, F16, I64 = (
+    np.dtype(t) for t in (np.float32, np.int32, np.uint32, np.bool_, np.float16, np.int64)
+)
 _GPU_TYPES = {F32: "f32", I32: "i32", U32: "u32", BOOL: "bool"}
 HELD = {
     np.dtype(np.float16): F32,
@@ -80,13 +82,14 @@ class Storage:
 
     Attributes:
         nbytes: its size.
-        role: "temp" (placed by liveness), or "weight" (filled once, kept with the session).
+        role: "temp" (placed by liveness), "weight" (filled once, kept with the session), or "flag"
+            (a word for each step of the block that checks values).
         fill: for weights: makes the bytes, called once, when the weight is uploaded.
         half: elements are f16, which kernels read and write as f32; else they take 4 bytes each.
     """
 
     nbytes: int
-    role: Literal["temp", "weight"] = "temp"
+    role: Literal["temp", "weight", "flag"] = "temp"
     fill: Callable[[], Array] | None = None
     half: bool = False
 
@@ -98,13 +101,18 @@ class Storage:
 
 @dataclass(eq=False, slots=True)
 class Apply:
-    """An elementwise expression that is not computed yet: `wgsl` over scalars named by `names`."""
+    """An elementwise expression that is not computed yet: `wgsl` over scalars named by `names`.
+
+    `functions` is what it calls; `weight` says how many operators it is worth.
+    """
 
     wgsl: str
     names: tuple[str, ...]
     args: tuple[Tensor, ...]
     params: tuple[tuple[str, float], ...] = ()
     label: str = ""
+    functions: str = ""
+    weight: int = 1
 
 
 @dataclass(eq=False, slots=True)
@@ -191,11 +199,11 @@ def as_halves(array: Array) -> Array | None:
 
 
 def from_words(data: bytearray, dtype: np.dtype[Any], shape: Shape, half: bool = False) -> Array:
-    """The array that a buffer's bytes are; with `half` they are float16."""
+    """The array that a buffer's bytes are: with `half` they are float16; an int64 one lies there as int32."""
     if half:
         return np.frombuffer(data, F16).astype(dtype, copy=False).reshape(shape)
     if dtype == BOOL:
         bits: Array = np.frombuffer(data, U32) != 0
         return bits.reshape(shape)
-    held: Array = np.frombuffer(data, HELD.get(dtype, dtype))
+    held: Array = np.frombuffer(data, I32 if dtype == I64 else HELD.get(dtype, dtype))
     return held.astype(dtype, copy=False).reshape(shape)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import InvalidModel
 from ..seam import Explained
+from .cycle import Cycle, Lap
 from .lowering import Lowering
 from .memory import Slots
 from .model import Graph, Node, Value
@@ -25,13 +27,16 @@ class Scope:
     """A graph being walked: the main one, or one whose outputs become those of `node`.
 
     Attributes:
-        at: the node that is next. repeat: the loop whose body it is.
+        at: the node that is next. repeat: the loop whose body it is. lap: the same, where it is
+            not unrolled. turn: of the lap.
     """
 
     graph: Graph
     at: int = 0
     node: Node | None = None
     repeat: Repeat | None = None
+    lap: Lap | None = None
+    turn: int = 0
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -43,7 +48,7 @@ class Walk:
         constants: the tensor of each constant, shared by all walks of a model.
         scopes: innermost last. env: what each value that is still needed is.
         remaining: how often each value is still going to be read.
-        waiting: outputs of the main graph that are not computed yet.
+        waiting: outputs of the main graph that are not computed yet. results: those that this block computes.
     """
 
     plan: Lowering
@@ -54,10 +59,11 @@ class Walk:
     remaining: dict[Value, int] = field(default_factory=dict)
     notes: dict[str, Explained] = field(default_factory=dict)
     waiting: list[Value] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)
 
     def fork(self) -> Walk:
         """A walk that goes on from here by itself."""
-        scopes = [Scope(s.graph, s.at, s.node, s.repeat and s.repeat.fork()) for s in self.scopes]
+        scopes = [Scope(s.graph, s.at, s.node, s.repeat and s.repeat.fork(), s.lap, s.turn) for s in self.scopes]
         return Walk(
             self.plan.fork(),
             self.slots.fork(),
@@ -111,6 +117,43 @@ class Walk:
         """Go on with the first turn of a loop."""
         self.enter(repeat.graph, node, repeat.inputs(self.plan))
         self.scopes[-1].repeat = repeat
+
+    def lap(self, cycle: Cycle, turns: int) -> None:
+        """Go on with the first turn of a lap of a loop that is not unrolled."""
+        self.plan.node, self.plan.op, self.plan.opset = cycle.node.name, cycle.node.op, cycle.node.opset
+        lap = cycle.lap(self.plan, turns)
+        self.enter(cycle.repeat.graph, cycle.node, cycle.inputs(self.plan, lap, 0, cycle.carried))
+        self.scopes[-1].lap = lap
+
+    def end_turn(self, lap: Lap) -> list[Tensor] | None:
+        """A turn of a lap is walked: go on with the next, or, after the last, hand over what is carried on.
+
+        Raises:
+            Changes: see `Cycle.end_turn`.
+        """
+        scope, plan = self.scopes[-1], self.plan
+        graph = scope.graph
+        carried = lap.cycle.end_turn(plan, lap, scope.turn, [self.tensor(v) for v in graph.outputs])
+        if scope.turn + 1 == len(lap.turns):
+            return carried
+        held = Counter(carried)  # they are read on as the inputs of the next
+        plan.uses.update({t: plan.uses.get(t, 0) + n for t, n in held.items()})
+        for value in graph.outputs:
+            self.consume(value)
+        scope.turn, scope.at = scope.turn + 1, 0
+        self.count(graph)
+        for value, tensor in zip(graph.inputs, lap.cycle.inputs(plan, lap, scope.turn, carried), strict=True):
+            self.bind(value, tensor)
+        plan.uses.update({t: plan.uses[t] - n for t, n in held.items()})
+        return None
+
+    def over(self, cycle: Cycle, done: int) -> None:
+        """Go on behind such a loop, after so many turns."""
+        self.plan.node, self.plan.op, self.plan.opset = cycle.node.name, cycle.node.op, cycle.node.opset
+        for value, tensor in zip(cycle.node.outputs, cycle.outputs(self.plan, done), strict=False):
+            if value is not None:
+                self.bind(value, tensor)
+        self.release(cycle.node)
 
     def leave(self) -> None:
         """The innermost graph is walked through: its outputs are its node's, unless it is walked again.
@@ -185,6 +228,9 @@ class Walk:
             if scope.repeat is not None:
                 stack += [t for tensors in scope.repeat.scans for t in tensors]
                 stack += [t for t, _, _ in scope.repeat.given]
+            if scope.lap is not None:
+                found |= scope.lap.cycle.storages(plan)
+                stack += [t for each in scope.lap.places for t in each.values()]
         seen: set[Tensor] = set()
         while stack:
             tensor = stack.pop()

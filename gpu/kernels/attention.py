@@ -13,6 +13,7 @@ from ..graph.tensor import contiguous_strides
 from .elementwise import operands
 from .functions import TANH
 from .hosted import hosted, iota
+from .indices import in_range
 from .kernel import Binding, Kernel
 from .matmul import product
 from .move import Concat, slices, strided
@@ -281,7 +282,7 @@ def rotated(
         return x
     reads = [plan.storage(t) for t in (x, cos, sin)]
     if positions is not None:
-        where = plan.host_indices(positions, rows)
+        where = in_range(plan, positions, rows)
         if where.size not in (1, b * s):
             raise bad(plan, f"{b * s} positions or one", list(positions.shape))
         reads.append(plan.storage(where))

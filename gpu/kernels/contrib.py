@@ -15,6 +15,7 @@ from .conv import Conv
 from .elementwise import operands
 from .gather import picked_rows
 from .hosted import hosted
+from .indices import in_range
 from .matmul import Gemm, product
 from .move import slices, strided
 from .normalise import moments
@@ -257,17 +258,17 @@ class EmbedLayerNormalization(Operator):
             raise bad(plan, "ids [b, s], embeddings, gamma and beta", "others")
         only_floats(plan, word, position, segment)
         (b, s), width = ids.shape, word.shape[-1]
-        rows = picked_rows(plan, word, plan.host_indices(ids, word.shape[0]), 0, (b, s, width))
+        rows = picked_rows(plan, word, in_range(plan, ids, word.shape[0]), 0, (b, s, width))
         if positions is None:
             if s > position.shape[0]:
                 raise bad(plan, f"at most {position.shape[0]} positions", s)
             at = slices(plan, position, {0: slice(0, s)})
         else:
-            where = plan.host_indices(positions, position.shape[0])
+            where = in_range(plan, positions, position.shape[0])
             at = picked_rows(plan, position, where, 0, (*positions.shape, width))
         total = plan.map("x + p", {"x": rows, "p": at}, shape=(b, s, width))
         if segments is not None and segment is not None:
-            kind = picked_rows(plan, segment, plan.host_indices(segments, segment.shape[0]), 0, (b, s, width))
+            kind = picked_rows(plan, segment, in_range(plan, segments, segment.shape[0]), 0, (b, s, width))
             total = plan.map("x + p", {"x": total, "p": kind})
         plan.storage(total)
         y, _, _ = _normalised(plan, total, gamma, beta, self.epsilon, True)

@@ -1,4 +1,4 @@
-"""Operators that pick elements by indices. Indices are int64 and live on the host, where they are checked."""
+"""Operators that pick elements by indices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 
 from ..errors import InvalidData, InvalidModel
 from ..graph.fuse import collapse
+from ..graph.steps import IndexCheck
 from ..graph.tensor import contiguous_strides
 from .elementwise import operands
 from .hosted import hosted
+from .indices import in_range
 from .kernel import Binding, Kernel
 from .move import QUADS, quad_loop, slices
 from .registry import NoKernel, Operator, op
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["flat_indices", "picked_rows"]
 
 
-def _indices(plan: Lowering, indices: Tensor, size: int) -> Tensor:
+def _indices(plan: Lowering, indices: Tensor, size: int, axis: int) -> Tensor:
     """Indices along a dimension as int32, 0 <= index < size. Raises InvalidModel, InvalidData."""
     if indices.dtype not in (np.int32, np.int64):
         raise InvalidModel(f"node {plan.node!r} ({plan.op}): expected int32 or int64 indices, got {indices.dtype.name}")
-    return plan.host_indices(indices, size)
+    return in_range(plan, indices, size, axis)
 
 
 @op("Gather", since=1)
@@ -47,14 +49,11 @@ class Gather(Operator):
         shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
         known = plan.known_value(indices)
         if known is not None and known.size == 1:
-            index = int(known.reshape(-1)[0])
-            if not -size <= index < size:
-                raise InvalidData(plan.node, f"index {index} is out of range for dimension {axis} of size {size}")
-            index %= size
+            index = int(IndexCheck(plan.node, axis, size).on_host(known).reshape(-1)[0])
             return plan.view(slices(plan, x, {axis: slice(index, index + 1)}), shape)
         if 0 in shape:
             return plan.new(x.dtype, shape)
-        return picked_rows(plan, x, _indices(plan, indices, size), axis, shape)
+        return picked_rows(plan, x, _indices(plan, indices, size, axis), axis, shape)
 
 
 def picked_rows(plan: Lowering, x: Tensor, where: Tensor, axis: int, shape: tuple[int, ...]) -> Tensor:
@@ -119,7 +118,7 @@ class GatherElements(Operator):
             )
         if not indices.size:
             return plan.new(x.dtype, indices.shape)
-        where = _indices(plan, indices, x.shape[axis])
+        where = _indices(plan, indices, x.shape[axis], axis)
         strides = list(contiguous_strides(x.shape))
         step, strides[axis] = strides[axis], 0
         return _picked(plan, x, where, indices.shape, indices.shape, strides, step)

@@ -48,6 +48,17 @@ def cast(plan: Lowering, x: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
     return plan.map(wgsl, {"x": x}, dtype=dtype)
 
 
+def _converted(plan: Lowering, x: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
+    """The node's input in another dtype; between the device's dtypes and int64 where an int32 holds it."""
+    raw, narrow = plan.raw[0] or x, plan.narrowed(x)
+    if narrow is not None and dtype != np.int64:
+        return cast(plan, narrow, dtype)
+    here = plan.host_key(raw) is None and plan.known_value(raw) is None
+    if dtype == np.int64 and here and raw.type and raw.dtype.kind in "iub" and raw.dtype != np.uint32:
+        return plan.widen(cast(plan, x, np.dtype(np.int32)))
+    return cast(plan, x, dtype)
+
+
 @op("Cast", since=6)
 class Cast(Operator):
     """y = x in another dtype: between floats, 8 to 32-bit integers and bool; floats truncate."""
@@ -57,7 +68,7 @@ class Cast(Operator):
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
         """Add the expression to the plan."""
         (x,) = operands(plan, inputs, 1)
-        return cast(plan, x, helper.tensor_dtype_to_np_dtype(self.to))
+        return _converted(plan, x, helper.tensor_dtype_to_np_dtype(self.to))
 
 
 @op("CastLike", since=15)
@@ -67,7 +78,7 @@ class CastLike(Operator):
     def lower(self, plan: Lowering, *inputs: Tensor | None) -> Tensor:
         """Add the expression to the plan."""
         x, like = operands(plan, inputs, 2)
-        return cast(plan, x, plan.given[1] or like.dtype)
+        return _converted(plan, x, plan.given[1] or like.dtype)
 
 
 @op("BitCast", since=26)

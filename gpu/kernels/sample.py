@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .elementwise import operands
+from .indices import in_range
 from .kernel import Binding, Kernel
 from .registry import NoKernel, Operator, op
 from .window import bad, spread
@@ -221,7 +222,7 @@ class RoiAlign(Operator):
         shape = (rois.shape[0], x.shape[1], self.output_height, self.output_width)
         if not math.prod(shape):
             return plan.new(x.dtype, shape)
-        where = plan.host_indices(batches, x.shape[0])
+        where = in_range(plan, batches, x.shape[0])
         params: dict[str, int | float] = {
             "total": math.prod(shape), "channels": x.shape[1], "height": x.shape[2], "width": x.shape[3],
             "out_height": shape[2], "out_width": shape[3], "ratio": max(self.sampling_ratio, 0),

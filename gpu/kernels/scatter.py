@@ -19,6 +19,7 @@ from ..graph.tensor import contiguous_strides
 from .elementwise import one_dtype, operands
 from .gather import flat_indices, picked_rows
 from .hosted import hosted
+from .indices import in_range
 from .kernel import Binding, Kernel
 from .move import slices
 from .reduce import MAX, MIN, PROD, SUM, Fold
@@ -198,7 +199,7 @@ class ScatterElements(Operator):
         return scattered(plan, x, (indices,), place, updates, 1, indices.size, self.reduction)
 
     def _walk(self, plan: Lowering, x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-        where = plan.host_indices(indices, x.shape[axis])
+        where = in_range(plan, indices, x.shape[axis], axis)
         strides, steps = list(contiguous_strides(x.shape)), list(contiguous_strides(indices.shape))
         others = [a for a in range(x.rank) if a != axis]
         dims = tuple(indices.shape[a] for a in others)

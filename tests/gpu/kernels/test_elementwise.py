@@ -292,11 +292,31 @@ def test_functions_of_nan_and_infinity(cases):
     cases.check()
 
 
-def test_angles_of_no_size_that_matters_stay_in_range(open_model, parse):
-    model = parse("g (float[4] x) => (float[4] s, float[4] c) { s = Sin(x) c = Cos(x) }")
-    for values in open_model(model).run({"x": np.array([3e38, -3e38, np.inf, np.nan], np.float32)}):
-        assert (np.abs(values[:2]) <= 1).all()
-        assert np.isnan(values[2:]).all()
+def test_angles_of_any_size(cases, rng):
+    """Over the whole range of f32, where an angle is near or far, and where sine and cosine cross 0."""
+    far = rng.integers(0x461C4000, 0x7F800000, 20000, dtype=np.uint32).view(np.float32)
+    edge = np.array([1e4, 10000.001, 2**24, 1e22, 3.4028235e38, 0, -0.0, 1e-30], np.float32)
+    zeros = (np.arange(1, 20000, 7) * (math.pi / 2)).astype(np.float32)
+    x = np.concatenate([far, -far[:5000], rng.uniform(-2e5, 2e5, 20000).astype(np.float32), edge, -edge, zeros])
+    unreal = np.array([np.inf, -np.inf, np.nan], np.float32)
+    for name in ("Sin", "Cos", "Tan"):
+        function = np.vectorize(getattr(math, name.lower()))
+        want = function(x.astype(np.float64))
+        kept = np.abs(want) < 10  # the slope of a tangent is no more than 100 there
+        cases.add(name, x[kept], want=want[kept], tol=3e-7 if name != "Tan" else 2e-6)
+        cases.add(name, unreal, want=unreal * np.nan)
+    cases.check()
+
+
+def test_an_angle_that_is_computed_and_read_on(open_model, parse):
+    model = parse("""g (float[N] x, float[N] z) => (float[N] y, float[N] t) {
+        k = Constant<value = float {1e6}>() a = Mul(x, k) s = Sin(a) c = Cos(a) p = Mul(s, s) q = Mul(c, c)
+        r = Add(p, q) y = Mul(r, z) u = Tan(a) v = Mul(u, c) t = Sub(v, s)
+    }""")
+    x, z = np.linspace(-9, 9, 501).astype(np.float32), np.linspace(1, 2, 501).astype(np.float32)
+    y, t = open_model(model).run({"x": x, "z": z})
+    np.testing.assert_allclose(y, z, atol=1e-6)
+    np.testing.assert_allclose(t, 0, atol=1e-6)
 
 
 def test_small_arguments_keep_their_digits(cases):
