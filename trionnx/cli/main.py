@@ -142,6 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what there is to run on", description=(
         "What there is to run on, what is chosen and why, and how long a cancel takes there."
     ))
+    doctor.add_argument(
+        "--reprobe", action="store_true", help="forget what is remembered of the drivers, and try them anew"
+    )
     _place_options(doctor)
     return parser
 
