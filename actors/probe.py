@@ -215,7 +215,6 @@ class Probe:
         known = self.survey.trial(adapter, time.time(), boot())
         if known is not None:
             return known
-        verdict = Verdict("ok")
         try:
             if self._child is None:
                 await self._list(self.survey.drivers)
@@ -224,10 +223,10 @@ class Probe:
                 raise _Failed("error", "it is gone")
             assert self._child is not None
             await self._child.attempt(same[0].index)
+            verdict = Verdict("ok")
         except _Failed as fault:
             verdict = fault.verdict
-            if fault.verdict.outcome in ("crash", "timeout"):
-                await self._close()
+            await self._close()  # what has failed may have left anything behind
         await self._learn(self.survey.tried(adapter, verdict))
         return verdict
 
@@ -235,12 +234,15 @@ class Probe:
         now, this = time.time(), boot()
         known = self._known.get(self._key)
         if known is None or not known.holds(now, this):
-            self._machine = await trio.to_thread.run_sync(machine, abandon_on_cancel=True)
-            known = await trio.to_thread.run_sync(self._book.get, self._machine, abandon_on_cancel=True)
+            self._machine, known = await trio.to_thread.run_sync(self._remembered, abandon_on_cancel=True)
         if known is not None and known.holds(now, this):
             self.survey = self._known[self._key] = known
         else:
             await self._learn(await self._ask())
+
+    def _remembered(self) -> tuple[str, Survey | None]:
+        this = machine()
+        return this, self._book.get(this)
 
     async def _ask(self) -> Survey:
         """List the adapters; where the drivers crash or hang, find those that do not, and list theirs."""

@@ -134,10 +134,10 @@ async def test_drivers_that_cannot_even_be_listed(machine: Callable[..., FakePro
     machine(listing=Verdict("timeout", "hangs"))
     assert await choose("auto", None) == CPU
     for backend, name in (("webgpu", None), ("auto", "radeon")):
-        with pytest.raises(NoAdapter, match="^no adapter can be used: hangs$"):
+        with pytest.raises(NoAdapter, match=r"^no adapter can be used: hangs$"):
             await choose(backend, name)
     machine(listing=Verdict("timeout", "hangs"), onnxruntime=False)
-    with pytest.raises(NoAdapter, match="^no adapter can be used: hangs$"):
+    with pytest.raises(NoAdapter, match=r"^no adapter can be used: hangs$"):
         await choose("auto", None)
 
 

@@ -223,11 +223,15 @@ def test_faults_are_one_line(
     assert f"{line(err)}\n".startswith(message.format(**files))
 
 
-def test_an_unknown_back_end_in_the_environment(cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_in_the_environment(cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIONNX_BACKEND", "abacus")
     code, _, err = cli("run", model, "--shape", "x=1")
     assert code == 2
     assert line(err).startswith("TRIONNX_BACKEND 'abacus' is not known")
+    monkeypatch.delenv("TRIONNX_BACKEND")
+    monkeypatch.setenv("TRIONNX_PROBE", "soon")
+    code, _, err = cli("run", model, "--shape", "x=1")
+    assert (code, line(err)) == (2, "TRIONNX_PROBE is a number of seconds, or 0 for no probe, not 'soon'")
 
 
 def test_unknown_words(cli: Cli, model: str) -> None:
