@@ -23,7 +23,7 @@ from .tensor import Array, Tensor
 __all__ = ["Repeat", "begin", "go_on"]
 
 MOST_NODES = 4096
-"""Nodes that all turns of a loop may walk together."""
+"""Nodes that all turns of a loop, and of those around it, may walk together."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,8 +74,14 @@ class Repeat:
         return made
 
 
-def begin(plan: Lowering, node: Node, inputs: Sequence[Tensor | None]) -> Repeat | None:
+def begin(plan: Lowering, node: Node, inputs: Sequence[Tensor | None], around: int = 1) -> Repeat | None:
     """Start a Loop or a Scan; None: it is the host's to run.
+
+    Args:
+        plan: the plan.
+        node: the node.
+        inputs: its inputs.
+        around: how often it is walked itself: the turns of the loops around it.
 
     Raises:
         Undecided: the number of turns, or the first condition, is only known at run time.
@@ -84,13 +90,15 @@ def begin(plan: Lowering, node: Node, inputs: Sequence[Tensor | None]) -> Repeat
     if not isinstance(graph, Graph) or node.domain or any(t is not None and t.dtype == object for t in inputs):
         return None
     if node.op == "Loop":
-        return _begin_loop(plan, node, graph, inputs)
+        return _begin_loop(plan, node, graph, inputs, around)
     if node.op == "Scan" and node.opset >= 9:
-        return _begin_scan(node, graph, inputs)
+        return _begin_scan(node, graph, inputs, around)
     return None
 
 
-def _begin_loop(plan: Lowering, node: Node, graph: Graph, inputs: Sequence[Tensor | None]) -> Repeat | None:
+def _begin_loop(
+    plan: Lowering, node: Node, graph: Graph, inputs: Sequence[Tensor | None], around: int
+) -> Repeat | None:
     count, condition, *carried = inputs
     if count is None or any(t is None for t in carried):
         return None
@@ -98,13 +106,13 @@ def _begin_loop(plan: Lowering, node: Node, graph: Graph, inputs: Sequence[Tenso
     if condition is not None and not plan.value(condition).reshape(-1)[0]:
         turns = 0
     scans = len(graph.outputs) - 1 - len(carried)
-    if (turns == 0 and scans) or turns * max(1, len(graph.nodes)) > MOST_NODES:
+    if (turns == 0 and scans) or around * turns * max(1, len(graph.nodes)) > MOST_NODES:
         return None
     kept = [t for t in carried if t is not None]
     return Repeat(graph, turns, kept, [[] for _ in range(scans)], placing=((0, False),) * scans, asks=True)
 
 
-def _begin_scan(node: Node, graph: Graph, inputs: Sequence[Tensor | None]) -> Repeat | None:
+def _begin_scan(node: Node, graph: Graph, inputs: Sequence[Tensor | None], around: int) -> Repeat | None:
     given = [t for t in inputs if t is not None]
     count = node.attrs["num_scan_inputs"]
     states = len(given) - count
@@ -120,7 +128,7 @@ def _begin_scan(node: Node, graph: Graph, inputs: Sequence[Tensor | None]) -> Re
     if len(turns) != 1 or 0 in turns or len(given) != len(inputs):
         return None
     (length,) = turns
-    if length * max(1, len(graph.nodes)) > MOST_NODES:
+    if around * length * max(1, len(graph.nodes)) > MOST_NODES:
         return None
     placing = tuple((axis, bool(way)) for axis, way in zip(out_axes, out_ways, strict=True))
     return Repeat(graph, length, given[:states], [[] for _ in range(scans)], scanned, placing)
