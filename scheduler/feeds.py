@@ -44,7 +44,7 @@ def check_names(outputs: Sequence[TensorInfo], names: Iterable[str] | None) -> t
 def check_feeds(
     inputs: Sequence[TensorInfo], overridable: Sequence[TensorInfo], feeds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The feeds as NumPy arrays of the declared dtypes; not yet contiguous, nor in this machine's byte order.
+    """The feeds as NumPy arrays of the declared dtypes; not yet contiguous, nor aligned.
 
     Args:
         inputs: what must be fed.
@@ -75,16 +75,16 @@ def is_slow(feeds: Mapping[str, Any]) -> bool:
 
 
 def pack(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds with every array C-contiguous, aligned, and in this machine's byte order; copies only what is not."""
+    """The feeds with every array C-contiguous and aligned; copies only what is not."""
     return {name: _plain(feed) if isinstance(feed, np.ndarray) else feed for name, feed in feeds.items()}
 
 
 def _is_plain(array: Array) -> bool:
-    return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    return array.flags.c_contiguous and array.flags.aligned
 
 
 def _plain(array: Array) -> Array:
-    return array if _is_plain(array) else np.array(array, array.dtype.newbyteorder("="), order="C")
+    return array if _is_plain(array) else np.array(array, order="C")
 
 
 def _check(info: TensorInfo, value: Any) -> Any:
@@ -108,7 +108,7 @@ def _array(info: TensorInfo, value: Any) -> Array:
         array: Array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidInput(info.name, _declared(info), f"{type(value).__name__} that makes no array: {error}") from None
-    if array.dtype.newbyteorder("=") == info.dtype and array.dtype.kind != "O":
+    if array.dtype == info.dtype and array.dtype.kind != "O":
         return array
     if info.dtype.kind in _TEXT and array.dtype.kind in _TEXT and _is_text(array):
         return array

@@ -370,8 +370,6 @@ FEEDS: dict[str, Callable[[], Any]] = {
     "every other column": lambda: np.repeat(PLAIN, 2, axis=1)[:, ::2],
     "backwards": lambda: PLAIN[::-1, ::-1].copy()[::-1, ::-1],
     "Fortran's order": lambda: np.asfortranarray(PLAIN),
-    "the other byte order": lambda: PLAIN.astype(PLAIN.dtype.newbyteorder()),
-    "the other byte order, in strides": lambda: np.repeat(PLAIN, 2, axis=1).astype(PLAIN.dtype.newbyteorder())[:, ::2],
     "read-only": read_only,
     "unaligned": unaligned,
     "a masked array": lambda: np.ma.array(PLAIN),
@@ -395,3 +393,5 @@ async def test_feeds_of_every_layout(backend: str) -> None:
         for name, feed in OVERLAPPING.items():
             (y,) = await session.run(None, {"x": feed()})
             np.testing.assert_array_equal(y, feed() - 1, name)
+        with pytest.raises(trionnx.InvalidInput, match=r"'x': expected float32 of shape \(4, 6\), got [<>]f4"):
+            await session.run(None, {"x": PLAIN.astype(PLAIN.dtype.newbyteorder())})
