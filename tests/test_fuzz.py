@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
@@ -164,7 +164,8 @@ def attributes(model: ModelProto, graph: GraphProto, node: NodeProto, rng: rando
         case 1:
             node.attribute.add().CopyFrom(attribute)
         case 2:
-            attribute.type = rng.choice(list(AttributeProto.AttributeType.values()))
+            kinds: Any = AttributeProto.AttributeType.values()
+            attribute.type = rng.choice(kinds)
         case 3:
             attribute.i = rng.choice(EXTREMES)
             attribute.f = rng.choice(FLOATS)
@@ -273,6 +274,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@example(seed=986573185)  # a variance below zero
 @FUZZED
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_graphs(scarce: None, name: str, seed: int) -> None:

@@ -168,7 +168,8 @@ class Planner:
     def _walk(self, walk: Walk, check: Callable[[], None]) -> Block:
         plan = walk.plan
         try:
-            return self._on(walk, check)
+            with np.errstate(all="ignore"):
+                return self._on(walk, check)
         except (InvalidData, InvalidInput, InvalidModel, OutOfDeviceMemory):
             raise
         except NoKernel as error:

@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx.inliner import inline_local_functions
@@ -71,7 +72,8 @@ def read_model(
     progress("read", 0, 0)
     label, folders, parts = _open(source, check)
     try:
-        return _read(label, folders, parts, check, progress, optimise)
+        with np.errstate(all="ignore"):
+            return _read(label, folders, parts, check, progress, optimise)
     except (InvalidModel, OutOfDeviceMemory):
         raise
     except MemoryError as error:
