@@ -18,7 +18,7 @@ PACKAGES := trionnx trionnx/gpu trionnx/actors trionnx/scheduler tests examples 
 MODEL ?= ppocrv4_rec
 BENCH ?=
 
-.PHONY: help setup setup-dev vulkan demo test lint pytest bench clean
+.PHONY: help setup setup-dev vulkan compiler demo test lint pytest bench clean
 
 help:
 	@sed -n '1,5{s/^# \{0,1\}//;p}' Makefile
@@ -26,9 +26,12 @@ help:
 vulkan:
 	@.ci/vulkan
 
+compiler:
+	@.ci/compiler
+
 setup: vulkan $(VENV)/.stamp-run
 
-setup-dev: vulkan $(VENV)/.stamp-dev
+setup-dev: vulkan compiler $(VENV)/.stamp-dev
 
 $(VENV)/.stamp-run: pyproject.toml .ci/venv
 	@PYTHON="$(PYTHON)" .ci/venv "$(VENV)" "cpu,examples"

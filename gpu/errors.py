@@ -6,7 +6,10 @@ scheduler was closed, ``trio.Cancelled`` when a cancel scope of the caller's was
 
 from __future__ import annotations
 
+import struct
+
 __all__ = [
+    "UNFORESEEN",
     "DeviceHung",
     "DeviceLost",
     "InvalidData",
@@ -18,6 +21,12 @@ __all__ = [
     "RunTerminated",
     "UnsupportedOperator",
 ]
+
+UNFORESEEN = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    struct.error,
+)
+"""What code raises that has not been made for what a damaged or hostile file holds."""
 
 
 class InvalidModel(ValueError):
@@ -101,7 +110,10 @@ class DeviceHung(RuntimeError):
 
 
 class OutOfDeviceMemory(MemoryError):
-    """The GPU has no room for the weights or for the values of a run."""
+    """There is no room for the weights or for the values of a run: on the GPU, or, where it says the node, anywhere.
+
+    Raised before anything is allocated where shapes tell: a file of 200 bytes can want a petabyte.
+    """
 
 
 class RunTerminated(Exception):

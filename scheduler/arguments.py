@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 import operator
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from ..gpu.policy import TerminatePolicy
 
-__all__ = ["adapter_of", "callback_of", "count_of", "policy_of", "positive_of", "shapes_of", "whole_of"]
+__all__ = ["adapter_of", "callback_of", "count_of", "folder_of", "policy_of", "positive_of", "shapes_of", "whole_of"]
 
 
 def count_of(name: str, value: Any) -> int:
@@ -92,6 +93,17 @@ def adapter_of(value: Any) -> str | int | None:
     if number is None:
         raise TypeError(f"adapter is an index, a part of a name or None, not {type(value).__name__}")
     return number
+
+
+def folder_of(name: str, value: Any) -> str | os.PathLike[str] | None:
+    """A folder, which need not exist; None: it was not given.
+
+    Raises:
+        TypeError: it is no path.
+    """
+    if value is None or isinstance(value, str | os.PathLike):
+        return value
+    raise TypeError(f"{name} is a path or None, not {type(value).__name__}")
 
 
 def shapes_of(value: Any) -> dict[str, tuple[int, ...]] | None:

@@ -8,17 +8,31 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
+from ..actors.probe import Probe, answer_bound, open_probe
+from ..gpu.device.adapters import AdapterInfo, fitting, list_adapters, restrict
+from ..gpu.device.verdicts import Survey, Verdict
 from ..gpu.engine import Engine
 from ..gpu.errors import NoAdapter
 from .arguments import adapter_of
 
-__all__ = ["Choice", "Factory", "backend_names", "choose", "engine_factory", "register_engine"]
+__all__ = [
+    "Choice",
+    "Factory",
+    "backend_names",
+    "choose",
+    "engine_factory",
+    "examine",
+    "has_onnxruntime",
+    "known_adapters",
+    "register_engine",
+    "ways",
+]
 
 
 class Factory(Protocol):
@@ -95,21 +109,24 @@ async def engine_factory(name: str) -> Factory:
     return factory
 
 
-async def choose(backend: str | None, adapter: str | int | None) -> Choice:
-    """Choose a back end.
+async def choose(
+    backend: str | None, adapter: str | int | None, cache_dir: str | os.PathLike[str] | None = None
+) -> Choice:
+    """Choose a back end. No driver is opened in this process before a probe has found that it can be.
 
     Args:
         backend: a name, or None or "auto": what ``TRIONNX_BACKEND`` says, else "auto", which is a
             hardware adapter, else "cpu" where onnxruntime is installed, else a software adapter.
         adapter: index or part of the name of an adapter; None: what ``TRIONNX_ADAPTER`` says. With
             "auto", an adapter that is named is used whatever its kind.
+        cache_dir: where it is remembered what the probe found; None: the user's cache folder.
 
     Raises:
-        ValueError: a name that is not known.
+        ValueError: a name that is not known, or a ``TRIONNX_PROBE`` that is no number.
         TypeError: an argument is of a wrong kind.
-        NoAdapter: there is nothing to run on, or not what was asked for.
+        NoAdapter: there is nothing to run on, or not what was asked for, or it cannot be used.
 
-    **Cancellation:** felt at once; the look for adapters goes on in its thread.
+    **Cancellation:** felt at once; the probe's process is killed, and reaped.
     """
     if backend in (None, "auto"):
         backend = os.environ.get("TRIONNX_BACKEND") or "auto"
@@ -121,35 +138,91 @@ async def choose(backend: str | None, adapter: str | int | None) -> Choice:
         adapter = os.environ.get("TRIONNX_ADAPTER") or None
     if isinstance(adapter, str) and adapter.isdecimal():
         adapter = int(adapter)
-    if backend != "auto":
+    if backend not in ("auto", "webgpu") or "webgpu" in _registered:
         return Choice(backend, adapter)
-    if adapter is not None:
-        return Choice("webgpu", adapter)
-    return pick(await trio.to_thread.run_sync(_adapters, abandon_on_cancel=True), has_onnxruntime())
+    if not answer_bound():
+        if backend == "webgpu" or adapter is not None:
+            return Choice("webgpu", adapter)
+        there = await trio.to_thread.run_sync(_adapters, abandon_on_cancel=True)
+        return ways(there, backend, adapter, has_onnxruntime())[0]
+    async with open_probe(cache_dir) as probe:
+        return await _sound(probe, backend, adapter)
 
 
-def pick(adapters: Iterable[Any], onnxruntime: bool) -> Choice:
-    """What "auto" is.
+async def _sound(probe: Probe, backend: str, adapter: str | int | None) -> Choice:
+    """The first way to run that is found to work."""
+    survey = probe.survey
+    if not survey.listing.ok and (backend == "webgpu" or adapter is not None or not has_onnxruntime()):
+        raise NoAdapter(f"no adapter can be used: {survey.listing.reason}")
+    faults = []
+    for way in ways(survey.adapters, backend, adapter, has_onnxruntime()):
+        if way.backend != "webgpu":
+            return way
+        found = next(a for a in survey.adapters if a.index == way.adapter)
+        verdict = await probe.attempt(found)
+        if verdict.ok:
+            restrict(survey.drivers)
+            return way
+        faults.append(f"{found.index}: {found}: {verdict.reason}")
+    raise NoAdapter(f"no adapter can be used: {'; '.join(faults)}")
+
+
+def ways(
+    adapters: Sequence[AdapterInfo], backend: str, adapter: str | int | None, onnxruntime: bool
+) -> list[Choice]:
+    """The ways to run, best first.
 
     Args:
-        adapters: each with `kind` ("hardware" or "software") and `index`, best first.
-        onnxruntime: whether onnxruntime is installed.
+        adapters: what there is.
+        backend: "webgpu", or "auto": a hardware adapter, else onnxruntime, else a software adapter.
+        adapter: index or part of a name; with "auto", one that is named is used whatever its kind.
+        onnxruntime: whether it is installed.
 
     Raises:
-        NoAdapter: nothing is there.
+        NoAdapter: there is none.
     """
-    adapters = list(adapters)
-    for adapter in adapters:
-        if adapter.kind == "hardware":
-            return Choice("webgpu", adapter.index)
-    if onnxruntime:
-        return Choice("cpu", None)
-    if adapters:
-        return Choice("webgpu", adapters[0].index)
-    raise NoAdapter(
-        "no GPU driver was found, and onnxruntime is not installed; install a Vulkan driver "
-        "(on Debian or Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1), or: pip install 'trionnx[cpu]'"
-    )
+    if backend == "webgpu" or adapter is not None:
+        return [Choice("webgpu", a.index) for a in fitting(adapters, adapter)]
+    choices = [Choice("webgpu", a.index) for a in adapters if a.kind == "hardware"]
+    choices += [Choice("cpu", None)] * onnxruntime
+    choices += [Choice("webgpu", a.index) for a in adapters if a.kind != "hardware"]
+    if not choices:
+        raise NoAdapter(
+            "no GPU driver was found, and onnxruntime is not installed; install a Vulkan driver "
+            "(on Debian or Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1), or: pip install 'trionnx[cpu]'"
+        )
+    return choices
+
+
+async def known_adapters(cache_dir: str | os.PathLike[str] | None = None) -> tuple[AdapterInfo, ...]:
+    """The adapters, as the probe lists them; none where it cannot.
+
+    **Cancellation:** as that of `choose`.
+    """
+    if not answer_bound():
+        return tuple(await trio.to_thread.run_sync(_adapters, abandon_on_cancel=True))
+    async with open_probe(cache_dir) as probe:
+        return probe.survey.adapters
+
+
+async def examine(cache_dir: str | os.PathLike[str] | None = None, *, anew: bool = False) -> Survey:
+    """What is known of every driver and adapter; those that have not been tried are now.
+
+    Args:
+        cache_dir: as for `choose`.
+        anew: forget what is remembered, and try all.
+
+    Raises:
+        OSError: with `anew`, what is remembered cannot be removed.
+
+    **Cancellation:** as that of `choose`.
+    """
+    if not answer_bound():
+        return Survey(Verdict("ok"), await known_adapters())
+    async with open_probe(cache_dir, anew=anew) as probe:
+        for adapter in probe.survey.adapters:
+            await probe.attempt(adapter)
+        return probe.survey
 
 
 def has_onnxruntime() -> bool:
@@ -157,9 +230,8 @@ def has_onnxruntime() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
-def _adapters() -> list[Any]:
+def _adapters() -> list[AdapterInfo]:
     try:
-        module = importlib.import_module("..gpu.device.adapters", __package__)
-        return list(module.list_adapters())
-    except (ImportError, OSError, NoAdapter):
+        return list_adapters()
+    except (ImportError, OSError):
         return []

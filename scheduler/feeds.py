@@ -44,7 +44,7 @@ def check_names(outputs: Sequence[TensorInfo], names: Iterable[str] | None) -> t
 def check_feeds(
     inputs: Sequence[TensorInfo], overridable: Sequence[TensorInfo], feeds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The feeds as NumPy arrays of the declared dtypes; not yet contiguous.
+    """The feeds as NumPy arrays of the declared dtypes; not yet contiguous, nor aligned.
 
     Args:
         inputs: what must be fed.
@@ -70,15 +70,21 @@ def check_feeds(
 
 def is_slow(feeds: Mapping[str, Any]) -> bool:
     """Whether `pack` would copy so much that it should not be done on the Trio thread."""
-    return any(
-        isinstance(feed, np.ndarray) and feed.nbytes > SLOW_BYTES and not feed.flags.c_contiguous
-        for feed in feeds.values()
-    )
+    arrays = [feed for feed in feeds.values() if isinstance(feed, np.ndarray)]
+    return any(array.nbytes > SLOW_BYTES and not _is_plain(array) for array in arrays)
 
 
 def pack(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds with every array C-contiguous; copies only what is not."""
-    return {name: np.asarray(feed, order="C") if isinstance(feed, np.ndarray) else feed for name, feed in feeds.items()}
+    """The feeds with every array C-contiguous and aligned; copies only what is not."""
+    return {name: _plain(feed) if isinstance(feed, np.ndarray) else feed for name, feed in feeds.items()}
+
+
+def _is_plain(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned
+
+
+def _plain(array: Array) -> Array:
+    return array if _is_plain(array) else np.array(array, order="C")
 
 
 def _check(info: TensorInfo, value: Any) -> Any:

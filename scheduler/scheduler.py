@@ -14,7 +14,7 @@ import trio
 from ..actors import CLOSE_BOUND_S, Actor, run_actor
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Load
-from .arguments import adapter_of, callback_of, count_of, policy_of, positive_of, shapes_of
+from .arguments import adapter_of, callback_of, count_of, folder_of, policy_of, positive_of, shapes_of
 from .backends import check_backend, choose, engine_factory
 from .home import Home
 from .run import BEGIN_BOUND_S
@@ -38,6 +38,7 @@ class Scheduler(trio.abc.AsyncResource):
         policy: TerminatePolicy,
         max_in_flight: int,
         aging_s: float,
+        cache_dir: str | os.PathLike[str] | None,
     ) -> None:
         self._nursery = nursery
         self._aging_s = aging_s
@@ -45,6 +46,7 @@ class Scheduler(trio.abc.AsyncResource):
         self._backend = backend
         self._adapter = adapter
         self._max_in_flight = max_in_flight
+        self._cache_dir = cache_dir
         self._home = Home()
         self._closed = False
         self._loads: set[trio.CancelScope] = set()
@@ -88,7 +90,7 @@ class Scheduler(trio.abc.AsyncResource):
             InvalidModel: the file cannot be read, or its graph breaks ONNX's rules.
             InvalidInput: `input_shapes` names no input of the model, or a shape that its input cannot have.
             UnsupportedOperator: an operator cannot run here.
-            NoAdapter: there is nothing to run on, or not what was asked for.
+            NoAdapter: there is nothing to run on, or not what was asked for, or its driver does not work.
             OutOfDeviceMemory: the device has no room for the weights.
             OSError: the file cannot be opened.
             ValueError: an unknown name of a back end, `cpu_threads` below 1, a `weight` that is not
@@ -114,7 +116,8 @@ class Scheduler(trio.abc.AsyncResource):
         with trio.CancelScope() as scope:
             self._loads.add(scope)
             try:
-                choice = await choose(backend or self._backend, self._adapter if adapter is None else adapter)
+                where = self._adapter if adapter is None else adapter
+                choice = await choose(backend or self._backend, where, self._cache_dir)
                 factory = await engine_factory(choice.backend)
                 request = Load(await _content(source), shapes, allow_host_steps, cpu_threads)
 
@@ -190,6 +193,7 @@ async def open_scheduler(
     policy: TerminatePolicy | None = None,
     max_in_flight: int = 2,
     aging_s: float = 1.0,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[Scheduler]:
     """Open a scheduler, for ``async with``; leaving stops and drains every session.
 
@@ -201,6 +205,8 @@ async def open_scheduler(
             `TerminatePolicy` has it.
         max_in_flight: segments on an adapter's queue at once, at least 1; a policy can only lower it.
         aging_s: seconds that a run waits for a turn at most while others of a higher priority come.
+        cache_dir: the folder where it is remembered which drivers work; None: what ``TRIONNX_CACHE_DIR`` says,
+            else the user's cache folder. It need not exist; where it cannot be written, nothing is remembered.
 
     Yields:
         The scheduler.
@@ -217,11 +223,12 @@ async def open_scheduler(
     policy = policy_of("policy", policy) or TerminatePolicy()
     max_in_flight = count_of("max_in_flight", max_in_flight)
     aging_s = positive_of("aging_s", aging_s)
+    folder_of("cache_dir", cache_dir)
     await trio.lowlevel.checkpoint()
     error: BaseException
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
-            scheduler = Scheduler(nursery, backend, adapter, policy, max_in_flight, aging_s)
+            scheduler = Scheduler(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir)
             try:
                 yield scheduler
             finally:

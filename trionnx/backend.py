@@ -22,6 +22,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from .gpu.errors import InvalidInput, NoAdapter
 from .scheduler import Scheduler, Session, open_scheduler
+from .scheduler.backends import known_adapters
 
 __all__ = ["TrionnxBackend", "TrionnxBackendRep", "prepare", "run_model", "run_node", "supports_device"]
 
@@ -234,12 +235,7 @@ def _adapter_of(device: str) -> int | None:
 @cache
 def _nvidia() -> tuple[int, ...]:
     """The indices of NVIDIA's adapters. They stay the same while the program runs."""
-    from .gpu.device.adapters import list_adapters
-
-    try:
-        there = list_adapters()
-    except (NoAdapter, OSError, ImportError):
-        return ()
+    there = _loop().call(lambda scheduler: known_adapters())
     return tuple(a.index for a in there if a.kind == "hardware" and "nvidia" in f"{a.name} {a.driver}".lower())
 
 

@@ -1,6 +1,7 @@
 """Which GPUs there are, and which one to use.
 
-Everything here may block for as long as the drivers like: call it in a thread.
+`list_adapters` may block for as long as the drivers like: call it in a thread, and once a probe has told that they
+can be opened (actors/probe.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, Literal
 
 from ..errors import NoAdapter
 from ..graph.target import Target
+from .drivers import apply, environment
+from .probe_child import features, found
 
 __all__ = [
     "DRIVER_LOCK",
@@ -23,7 +26,9 @@ __all__ = [
     "adapter_features",
     "choose_adapter",
     "driver_lock",
+    "fitting",
     "list_adapters",
+    "restrict",
     "target_of",
 ]
 
@@ -35,21 +40,31 @@ HOW_TO_GET_ONE = (
     "gives a software GPU), "
     "or `pip install 'trionnx[cpu]'` and use backend=\"cpu\"."
 )
-NEEDED = "immediates"
+_only: list[tuple[str, ...]] = []
+
+
+def restrict(drivers: Sequence[str] | None) -> None:
+    """Have this process open these Vulkan drivers only, by their manifests; None: all. For before the first is."""
+    with DRIVER_LOCK:
+        _only[:] = [] if drivers is None else [tuple(drivers)]
 
 
 @contextlib.contextmanager
 def driver_lock() -> Iterator[None]:
-    """Hold `DRIVER_LOCK`, with the environment variable whose lack Mesa complains of on standard error."""
+    """Hold `DRIVER_LOCK`, with the environment that drivers are to see.
+
+    That is what `restrict` says, and the variable whose lack Mesa complains of on standard error.
+    """
     with DRIVER_LOCK:
-        missing = sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ
-        if missing:
-            os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+        change = environment(_only[0]) if _only else {}
+        if sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ:
+            change["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+        before = {name: os.environ.get(name) for name in change}
         try:
+            apply(change, os.environ)
             yield
         finally:
-            if missing:
-                del os.environ["XDG_RUNTIME_DIR"]
+            apply(before, os.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,42 +97,26 @@ def list_adapters() -> list[AdapterInfo]:
     May block for as long as the drivers do.
     """
     with driver_lock():
-        import wgpu
-
-        found = wgpu.gpu.enumerate_adapters_sync()
-    infos: list[AdapterInfo] = []
-    for adapter in found:
-        info = adapter.info
-        if info["backend_type"] == "OpenGL" or NEEDED not in adapter.features:
-            continue
-        software = info["adapter_type"] == "CPU"
-        identity = f"{info['device']}|{info['description']}|{info['vendor_id']:x}:{info['device_id']:x}|{len(infos)}"
-        infos.append(
-            AdapterInfo(
-                len(infos),
-                info["device"] or info["description"] or "unnamed adapter",
-                info["description"] or info["vendor"],
-                info["backend_type"],
-                "software" if software else "hardware",
-                identity,
-                adapter,
-            )
-        )
-    return infos
+        return [AdapterInfo(**facts, _adapter=native) for facts, native in found()]
 
 
-def choose_adapter(
+def choose_adapter(selector: str | int | None = None) -> AdapterInfo:
+    """Pick an adapter of those that `list_adapters` gives: the first of `fitting`."""
+    return fitting(list_adapters(), selector)[0]
+
+
+def fitting(
+    adapters: Sequence[AdapterInfo],
     selector: str | int | None = None,
     kinds: Sequence[str] = ("hardware", "software"),
-    adapters: Sequence[AdapterInfo] | None = None,
-) -> AdapterInfo:
-    """Pick an adapter.
+) -> list[AdapterInfo]:
+    """The adapters that fit, best first: hardware before software, else in their order.
 
     Args:
+        adapters: to choose from.
         selector: an index, a part of the name (upper and lower case alike), or None or "": what
-            TRIONNX_ADAPTER says, else the first hardware adapter, else the first software adapter.
+            TRIONNX_ADAPTER says, else any.
         kinds: which kinds will do.
-        adapters: to choose from; default: `list_adapters()`.
 
     Raises:
         NoAdapter: nothing fits; the message says what there is, and, where that is nothing of
@@ -125,8 +124,7 @@ def choose_adapter(
     """
     if selector is None or selector == "":
         selector = os.environ.get("TRIONNX_ADAPTER") or None
-    there = list_adapters() if adapters is None else list(adapters)
-    fits = [a for a in there if a.kind in kinds]
+    fits = [a for a in adapters if a.kind in kinds]
     if selector is not None:
         text = str(selector)
         if text.isdigit():
@@ -134,23 +132,18 @@ def choose_adapter(
         else:
             fits = [a for a in fits if text.lower() in f"{a.name} {a.driver}".lower()]
     if not fits:
-        listed = ", ".join(f"{a.index}: {a}" for a in there) or "none at all"
+        listed = ", ".join(f"{a.index}: {a}" for a in adapters) or "none at all"
         wanted = (
             f"no adapter fits {selector!r}" if selector is not None else f"no {' or '.join(kinds)} adapter was found"
         )
-        advice = "" if any(a.kind in kinds for a in there) else f". {HOW_TO_GET_ONE}"
+        advice = "" if any(a.kind in kinds for a in adapters) else f". {HOW_TO_GET_ONE}"
         raise NoAdapter(f"{wanted}; there are: {listed}{advice}")
-    return min(fits, key=lambda a: (a.kind != "hardware", a.index))
+    return sorted(fits, key=lambda a: (a.kind != "hardware", a.index))
 
 
 def adapter_features(info: AdapterInfo, f16: bool = False) -> list[str]:
     """The features to ask the device for: what is needed, and what helps where it is offered."""
-    helpful = (
-        *("timestamp-query", "timestamp-query-inside-encoders", "timestamp-query-inside-passes"),
-        "subgroup",
-        *["shader-f16"] * f16,
-    )
-    return [NEEDED, *(f for f in helpful if f in info._adapter.features)]
+    return features(info._adapter, f16)
 
 
 def target_of(info: AdapterInfo) -> Target:

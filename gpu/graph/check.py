@@ -87,6 +87,8 @@ def _attributes(node: Node, schema: Any) -> str | None:
         values = value if kind.endswith("S") else [value]
         if of is not None and not (isinstance(values, list) and all(isinstance(v, of) for v in values)):
             return f"expected its attribute {name!r} as {kind}, got {value!r}"
+        if (node.op, name) == ("Split", "num_outputs") and value != len(node.outputs):
+            return f"{value} outputs are asked for, and there are {len(node.outputs)}"
         if kind == "INT" and name in _DTYPES and value not in TensorProto.DataType.values():
             return f"its attribute {name!r} is {value}, which is no dtype"
     return None

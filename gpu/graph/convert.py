@@ -11,8 +11,9 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto
 
 from ..errors import InvalidModel
+from ..host.room import check_room
 from .model import Graph, Node, Value
-from .tensors import TensorFiles, element_type
+from .tensors import TensorFiles, element_type, misshapen
 
 __all__ = ["Convert"]
 
@@ -109,7 +110,12 @@ class Convert:
 
     def _dense(self, sparse: SparseTensorProto) -> Array:
         values, indices = self.files.array(sparse.values), self.files.array(sparse.indices)
-        out = np.zeros(tuple(sparse.dims), values.dtype)
+        shape = tuple(sparse.dims)
+        why = misshapen(shape, values.dtype)
+        if why:
+            raise self.wrong(f"sparse tensor {sparse.values.name!r}: {why}")
+        check_room(f"{self.label}: sparse tensor {sparse.values.name!r}", values.dtype, shape)
+        out = np.zeros(shape, values.dtype)
         try:
             if indices.ndim == 1:
                 out.reshape(-1)[indices] = values
@@ -124,7 +130,7 @@ class Convert:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         if op == "Constant" and not domain and len(proto.attribute) == 1:
             array = self._constant(proto.attribute[0])
-            if array is not None:
+            if array is not None and len(proto.output) == 1:
                 scope[proto.output[0]] = Value(proto.output[0], array.dtype, array)
                 return None
         inputs = [self._find(name) if name else None for name in proto.input]

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import InvalidModel, UnsupportedOperator
-from ..host.reference import evaluate_host, infer_dtypes, infer_outputs
+from ..errors import UNFORESEEN, InvalidData, InvalidInput, InvalidModel, OutOfDeviceMemory, UnsupportedOperator
+from ..host.reference import GROWING, evaluate_host, infer_dtypes, infer_outputs
+from ..host.room import MOST_DIMENSIONS, check_room
 from ..kernels.registry import NoKernel, TooLarge, find
 from ..seam import Explained
 from .bodies import body_of
@@ -185,6 +186,20 @@ class Planner:
 
     def _walk(self, walk: Walk, check: Callable[[], None]) -> Block:
         plan = walk.plan
+        try:
+            with np.errstate(all="ignore"):
+                return self._on(walk, check)
+        except (InvalidData, InvalidInput, InvalidModel, OutOfDeviceMemory):
+            raise
+        except NoKernel as error:
+            raise UnsupportedOperator(plan.op, "", plan.opset, plan.node, str(error)) from None
+        except MemoryError as error:
+            raise OutOfDeviceMemory(_told(plan, error)) from None
+        except UNFORESEEN as error:
+            raise InvalidModel(_told(plan, error)) from error
+
+    def _on(self, walk: Walk, check: Callable[[], None]) -> Block:
+        plan = walk.plan
         while walk.scopes:
             self._settle(walk)
             scope = walk.scopes[-1]
@@ -254,7 +269,8 @@ class Planner:
             self._enter(walk, node, bool(plan.value(inputs[0]).reshape(-1)[0]))
             return None
         if node.op in ("Loop", "Scan"):
-            repeat = begin(plan, node, inputs)
+            around = math.prod(s.repeat.turns for s in walk.scopes if s.repeat is not None)
+            repeat = begin(plan, node, inputs, around)
             if repeat is not None and repeat.is_long:
                 decision = self._begin_cycle(walk, node, repeat)
                 if decision is not None:
@@ -275,6 +291,8 @@ class Planner:
                 if value is not None:
                     if tensor is None:
                         raise InvalidModel(f"node {node.name!r} ({node.op}): output {value.name!r} is not computed")
+                    if tensor.rank > MOST_DIMENSIONS:
+                        raise InvalidModel(f"node {node.name!r} ({node.op}): {tensor.rank} dimensions are too many")
                     walk.bind(value, tensor)
         walk.release(node)
         return decision
@@ -306,6 +324,8 @@ class Planner:
                 self._note(walk, node, "folded", "known with the shapes of the inputs")
                 return [None if a is None else plan.constant(a) for a in folded], None
         why = "no kernel for it yet"
+        if node.op in GROWING:
+            self._check_room(node, inputs, values)
         if cls is not None and not _is_small(plan, node, inputs, values):
             before = len(plan.steps)
             try:
@@ -333,6 +353,12 @@ class Planner:
             walk.enter(body, node, inputs)
             return (), None
         return self._host(walk, node, inputs, values, why)
+
+    def _check_room(self, node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]) -> None:
+        """Refuse outputs that are too large for the device, and for the host, too. Raises OutOfDeviceMemory."""
+        for made in _described(node, inputs, values):
+            if made is not None and math.prod(made[1]) * 4 > self.target.max_binding_bytes:
+                check_room(f"node {node.name!r} ({node.op})", *made)
 
     def _host(
         self, walk: Walk, node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None], why: str
@@ -365,6 +391,7 @@ class Planner:
                 unknown.append(plan.keys)
                 plan.keys += 1
             else:
+                check_room(f"node {node.name!r} ({node.op})", *known_output)
                 tensor = Tensor(np.dtype(known_output[0]), tuple(known_output[1]))
                 tensors.append(tensor)
                 made.append(plan.new_host(tensor))
@@ -489,6 +516,11 @@ def _host_call(node: Node, count: int, names: Sequence[str]) -> HostFunction:
     return call
 
 
+def _told(plan: Lowering, error: BaseException) -> str:
+    what = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    return f"node {plan.node!r} ({plan.op}): {what}"
+
+
 def _is_integral(inputs: Sequence[Tensor | None]) -> bool:
     """Whether a node is host work whichever way: no input has a dtype that kernels compute floats in."""
     return not any(t is not None and t.type == "f32" for t in inputs)
@@ -528,7 +560,7 @@ def _is_large(node: Node, inputs: Sequence[Tensor | None], values: Sequence[Arra
     """Whether folding a node would make a large array out of small ones, or take long."""
     if any(t is not None and t.size > FOLD_LIMIT for t in inputs):
         return True
-    if node.op not in ("Expand", "Tile", "ConstantOfShape", "Pad", "Resize", "Upsample"):
+    if node.op not in GROWING and sum(t.size for t in inputs if t is not None) <= HOST_LIMIT:
         return False
     return any(o is not None and math.prod(o[1]) > FOLD_LIMIT for o in _described(node, inputs, values))
 

@@ -15,14 +15,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx.inliner import inline_local_functions
 
-from ..errors import InvalidModel
+from ..errors import UNFORESEEN, InvalidModel, OutOfDeviceMemory
 from ..seam import ModelMetadata, TensorInfo
 from .check import check_nodes
 from .convert import Convert
+from .functions import MOST_BYTES, MOST_NODES, expanded
 from .model import Model
 from .tensors import TensorFiles, element_type, map_file
 from .upgrade import UPGRADED, upgrade
@@ -33,6 +35,7 @@ __all__ = ["OLDEST_OPSET", "newest_opset", "read_model"]
 OLDEST_OPSET = 1
 _PIECE = 4 << 20
 _LFS = b"version https://git-lfs.github.com/spec/"
+_NEWEST_OTHER = 1 << 20
 
 
 def newest_opset() -> int:
@@ -60,12 +63,33 @@ def read_model(
 
     Raises:
         InvalidModel: what is read is no model, or a wrong one; one line that names file and fault.
+        UnsupportedOperator: it is of an old opset, with an operator that is another one now.
+        OutOfDeviceMemory: there is no room for what it wants.
         OSError: the file cannot be opened (FileNotFoundError, PermissionError).
         TypeError: `source` is nothing that a model can be read from.
     """
     progress = progress or (lambda phase, done, total: None)
     progress("read", 0, 0)
     label, folders, parts = _open(source, check)
+    try:
+        with np.errstate(all="ignore"):
+            return _read(label, folders, parts, check, progress, optimise)
+    except (InvalidModel, OutOfDeviceMemory):
+        raise
+    except MemoryError as error:
+        raise OutOfDeviceMemory(f"{label}: {_line(error)}") from None
+    except UNFORESEEN as error:
+        raise InvalidModel(f"{label}: damaged or no valid ONNX model: {_line(error)}") from error
+
+
+def _read(
+    label: str,
+    folders: list[Path],
+    parts: Skeleton,
+    check: Callable[[], None],
+    progress: Callable[[str, int, int], None],
+    optimise: bool,
+) -> Model:
     proto = onnx.ModelProto()
     for chunk in parts.chunks:
         check()
@@ -255,6 +279,8 @@ def _opsets(proto: onnx.ModelProto, label: str) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in proto.opset_import:
         domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if entry.version > _NEWEST_OTHER:
+            raise InvalidModel(f"{label}: opset {entry.version} of {entry.domain!r} is no version")
         opsets[domain] = max(entry.version, opsets.get(domain, 0))
     main = opsets.get("")
     newest = newest_opset()
@@ -271,12 +297,18 @@ def _opsets(proto: onnx.ModelProto, label: str) -> dict[str, int]:
 
 def _inlined(proto: onnx.ModelProto, label: str) -> onnx.ModelProto:
     try:
+        nodes, nbytes = expanded(proto)
+        if nodes > MOST_NODES or nbytes > MOST_BYTES:
+            raise ValueError(f"they stand for {nodes:,} nodes in {nbytes:,} bytes")
         inlined: onnx.ModelProto = inline_local_functions(proto, True)
         return inlined
     except Exception as error:
-        first = str(error).strip().splitlines()
-        why = first[0] if first else type(error).__name__
-        raise InvalidModel(f"{label}: its local functions cannot be inlined: {why}") from None
+        raise InvalidModel(f"{label}: its local functions cannot be inlined: {_line(error)}") from None
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def _info(info: onnx.ValueInfoProto) -> TensorInfo:

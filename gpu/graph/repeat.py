@@ -23,7 +23,7 @@ from .tensor import Array, Tensor
 __all__ = ["Repeat", "begin", "go_on"]
 
 MOST_NODES = 4096
-"""Nodes that all turns of a loop may walk together."""
+"""Nodes that all turns of a loop, and of those around it, may walk together."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +36,7 @@ class Repeat:
         given: scan inputs with their axis and direction (Scan only).
         placing: per scan output its axis and direction.
         asks: whether a turn's first output says if there is another (Loop only).
+        around: how often it is walked itself: the turns of the loops around it.
     """
 
     graph: Graph
@@ -46,17 +47,18 @@ class Repeat:
     placing: tuple[tuple[int, bool], ...] = ()
     asks: bool = False
     turn: int = 0
+    around: int = 1
 
     @property
     def is_long(self) -> bool:
         """Whether unrolling it would make too many steps."""
-        return self.turns * max(1, len(self.graph.nodes)) > MOST_NODES
+        return self.around * self.turns * max(1, len(self.graph.nodes)) > MOST_NODES
 
     def fork(self) -> Repeat:
         """A copy that goes on by itself."""
         return Repeat(
             self.graph, self.turns, list(self.carried), [list(s) for s in self.scans],
-            self.given, self.placing, self.asks, self.turn,
+            self.given, self.placing, self.asks, self.turn, self.around,
         )  # fmt: skip
 
     def inputs(self, plan: Lowering) -> list[Tensor]:
@@ -79,8 +81,14 @@ class Repeat:
         return made
 
 
-def begin(plan: Lowering, node: Node, inputs: Sequence[Tensor | None]) -> Repeat | None:
+def begin(plan: Lowering, node: Node, inputs: Sequence[Tensor | None], around: int = 1) -> Repeat | None:
     """Start a Loop or a Scan; None: it is the host's to run.
+
+    Args:
+        plan: the plan.
+        node: the node.
+        inputs: its inputs.
+        around: how often it is walked itself: the turns of the loops around it.
 
     Raises:
         Undecided: the number of turns, or the first condition, is only known at run time.
@@ -89,13 +97,15 @@ def begin(plan: Lowering, node: Node, inputs: Sequence[Tensor | None]) -> Repeat
     if not isinstance(graph, Graph) or node.domain or any(t is not None and t.dtype == object for t in inputs):
         return None
     if node.op == "Loop":
-        return _begin_loop(plan, node, graph, inputs)
+        return _begin_loop(plan, node, graph, inputs, around)
     if node.op == "Scan" and node.opset >= 9:
-        return _begin_scan(node, graph, inputs)
+        return _begin_scan(node, graph, inputs, around)
     return None
 
 
-def _begin_loop(plan: Lowering, node: Node, graph: Graph, inputs: Sequence[Tensor | None]) -> Repeat | None:
+def _begin_loop(
+    plan: Lowering, node: Node, graph: Graph, inputs: Sequence[Tensor | None], around: int
+) -> Repeat | None:
     count, condition, *carried = inputs
     if any(t is None for t in carried):
         return None
@@ -106,10 +116,11 @@ def _begin_loop(plan: Lowering, node: Node, graph: Graph, inputs: Sequence[Tenso
     if turns == 0 and scans:
         return None
     kept = [t for t in carried if t is not None]
-    return Repeat(graph, turns, kept, [[] for _ in range(scans)], placing=((0, False),) * scans, asks=True)
+    placing = ((0, False),) * scans
+    return Repeat(graph, turns, kept, [[] for _ in range(scans)], placing=placing, asks=True, around=around)
 
 
-def _begin_scan(node: Node, graph: Graph, inputs: Sequence[Tensor | None]) -> Repeat | None:
+def _begin_scan(node: Node, graph: Graph, inputs: Sequence[Tensor | None], around: int) -> Repeat | None:
     given = [t for t in inputs if t is not None]
     count = node.attrs["num_scan_inputs"]
     states = len(given) - count
@@ -126,7 +137,7 @@ def _begin_scan(node: Node, graph: Graph, inputs: Sequence[Tensor | None]) -> Re
         return None
     (length,) = turns
     placing = tuple((axis, bool(way)) for axis, way in zip(out_axes, out_ways, strict=True))
-    return Repeat(graph, length, given[:states], [[] for _ in range(scans)], scanned, placing)
+    return Repeat(graph, length, given[:states], [[] for _ in range(scans)], scanned, placing, around=around)
 
 
 def go_on(plan: Lowering, repeat: Repeat, outputs: Sequence[Tensor]) -> bool:

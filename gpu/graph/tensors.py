@@ -5,8 +5,11 @@ This file does not know graphs. Large arrays are views of mapped files wherever 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import stat
+import sys
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -18,9 +21,10 @@ from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from ..errors import InvalidModel
+from ..host.room import MOST_DIMENSIONS
 from .wire import BLOB_KEY, Blob
 
-__all__ = ["TensorFiles", "element_type", "map_file"]
+__all__ = ["TensorFiles", "element_type", "map_file", "misshapen"]
 
 Array = np.ndarray[Any, Any]
 _CODES: dict[str, int] = dict(TensorProto.DataType.items())
@@ -39,16 +43,34 @@ def element_type(data_type: int) -> np.dtype[Any] | None:
         return None
 
 
+def misshapen(shape: Sequence[int], dtype: np.dtype[Any]) -> str:
+    """Why no array can have a shape; "" where one can."""
+    if any(d < 0 for d in shape):
+        return f"negative dimension in shape {list(shape)}"
+    if len(shape) > MOST_DIMENSIONS:
+        return f"{len(shape)} dimensions are too many"
+    if prod(max(1, d) for d in shape) * dtype.itemsize > sys.maxsize:
+        return f"shape {list(shape)} is too large"
+    return ""
+
+
 def map_file(path: str | os.PathLike[str]) -> memoryview:
     """Map a file for reading; an empty one is an empty view.
 
     Raises:
-        OSError: it cannot be opened; the error names the path.
+        OSError: it cannot be opened, or is no regular file (a pipe, say); the error names the path.
     """
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
+    with open(path, "rb", opener=_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        if not status.st_size:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class TensorFiles:
@@ -77,8 +99,9 @@ class TensorFiles:
         if dtype is None:
             raise self.wrong(proto, f"unknown data type {proto.data_type}")
         shape = tuple(proto.dims)
-        if any(d < 0 for d in shape):
-            raise self.wrong(proto, f"negative dimension in shape {list(shape)}")
+        why = misshapen(shape, dtype)
+        if why:
+            raise self.wrong(proto, why)
         if proto.data_location == TensorProto.EXTERNAL:
             entries = {e.key: e.value for e in proto.external_data}
             if BLOB_KEY in entries:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import InvalidData
 from ..graph.model import Graph, Node, Value
+from .room import check_room
 from .table import axis_of
 
 __all__ = ["CONTROL", "evaluate_control"]
@@ -19,7 +20,13 @@ CONTROL = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
 """The operators of this file, as (domain, name)."""
 
 
-def evaluate_control(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], evaluate: Evaluate) -> list[Any]:
+def evaluate_control(
+    node: Node,
+    inputs: Sequence[Any],
+    outer: Mapping[Value, Any],
+    evaluate: Evaluate,
+    check: Callable[[], None] = lambda: None,
+) -> list[Any]:
     """Compute an If, a Loop, or a Scan.
 
     Args:
@@ -27,16 +34,18 @@ def evaluate_control(node: Node, inputs: Sequence[Any], outer: Mapping[Value, An
         inputs: arrays, None where left out.
         outer: what the nested graphs capture, apart from constants.
         evaluate: computes a node of a nested graph from its inputs and what is around it.
+        check: called in each turn of a loop; what it raises leaves.
 
     Raises:
         InvalidData: the values break a rule of the operator.
+        OutOfDeviceMemory: there is no room for what a loop collects.
     """
     match node.op:
         case "If":
             taken = node.attrs["then_branch" if _true(node, inputs[0]) else "else_branch"]
             return _run(taken, [], outer, evaluate)
         case "Loop":
-            return _loop(node, inputs, outer, evaluate)
+            return _loop(node, inputs, outer, evaluate, check)
     return (_scan if node.opset >= 9 else _batched_scan)(node, inputs, outer, evaluate)
 
 
@@ -60,7 +69,9 @@ def _run(graph: Graph, inputs: Sequence[Any], outer: Mapping[Value, Any], evalua
     return [get(v) for v in graph.outputs]
 
 
-def _loop(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], evaluate: Evaluate) -> list[Any]:
+def _loop(
+    node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], evaluate: Evaluate, check: Callable[[], None]
+) -> list[Any]:
     body: Graph = node.attrs["body"]
     inputs = [*inputs, *([None] * (2 - len(inputs)))]
     limit = None if inputs[0] is None else int(inputs[0].reshape(-1)[0])
@@ -71,13 +82,18 @@ def _loop(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], evaluat
     def step(i: int, condition: bool) -> list[Any]:
         return _run(body, [np.array(i, np.int64), np.array(condition), *carried], outer, evaluate)
 
-    done = 0
+    done, held, asked = 0, 0, 0
     while going and (limit is None or done < limit):
+        check()
         condition, *made = step(done, going)
         going, carried = _true(node, condition), made[: len(carried)]
         for items, item in zip(collected, made[len(carried) :], strict=True):
             items.append(item)
+            held += getattr(item, "nbytes", 0)
         done += 1
+        if held >= 2 * asked:
+            asked = held
+            check_room(f"node {node.name!r} (Loop)", np.dtype(np.uint8), (held,))
     if collected and not done:
         return [*carried, *_empty(body, len(carried), lambda: step(0, True))]
     return [*carried, *(_stack(node, items, 0) for items in collected)]

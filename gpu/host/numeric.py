@@ -85,6 +85,8 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Array] | None:
         if not _complete(node, inputs):
             why = f"node {node.name!r} ({node.op}): a required attribute or input is missing"
             raise InvalidModel(why) from None
+        if isinstance(error, KeyError) and _is_attribute(node, error.args[0]):
+            raise InvalidModel(f"node {node.name!r} ({node.op}): its attribute {error.args[0]!r} is missing") from None
         if isinstance(error, KeyError | AttributeError | TypeError):
             raise
         raise InvalidData(node.name, f"{node.op}: {_line(error)}") from None
@@ -107,6 +109,16 @@ def _settled(x: Any) -> Any:
 def _line(error: Exception) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _is_attribute(node: Node, name: Any) -> bool:
+    """Whether an operator has an attribute of a name: one that may be left out, unless others say otherwise."""
+    import onnx.defs
+
+    try:
+        return name in onnx.defs.get_schema(node.op, node.opset, node.domain).attributes
+    except onnx.defs.SchemaError:
+        return False
 
 
 def _complete(node: Node, inputs: Sequence[Any]) -> bool:

@@ -15,18 +15,29 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
 
-from ..errors import InvalidData, UnsupportedOperator
+from ..errors import InvalidData, OutOfDeviceMemory, UnsupportedOperator
 from ..graph.model import Node, Value
 from . import numeric
 from .control import CONTROL, evaluate_control
 from .older import modern
 from .protobuf import captured, node_proto, tensor_type
+from .room import check_room
 from .table import Array
 
-__all__ = ["check_reference", "evaluate_host", "evaluate_reference", "infer_dtypes", "infer_outputs"]
+__all__ = ["GROWING", "check_reference", "evaluate_host", "evaluate_reference", "infer_dtypes", "infer_outputs"]
+
+GROWING = frozenset(
+    (
+        *("ConstantOfShape", "Expand", "Tile", "Range", "OneHot", "Pad", "CenterCropPad", "Resize", "Upsample"),
+        *("EyeLike", "Einsum", "RandomNormal", "RandomUniform", "MaxUnpool", "ConvTranspose", "AffineGrid", "RoiAlign"),
+    )
+)
+"""Operators whose outputs may be far larger than their inputs: attributes or values say how large."""
 
 _MAX_IR = 10
 _SMALL = 1024
+_FORECAST = 1 << 16
+"""From so many bytes of inputs on, the sizes of outputs are worked out before they are computed."""
 
 
 def evaluate_host(
@@ -52,6 +63,7 @@ def evaluate_host(
         InvalidData: the values break a rule of the operator; names the node.
         InvalidModel: a required attribute or input is missing.
         UnsupportedOperator: there is no implementation of the operator.
+        OutOfDeviceMemory: there is no room for a result; names the node.
         KeyError: `context` lacks a value.
     """
     if not (context or any(True for _ in node.graphs())):
@@ -71,7 +83,28 @@ def _evaluate(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any], che
             check()
             return _evaluate(inner, given, around, check)
 
-        return evaluate_control(node, inputs, outer, evaluate)
+        return evaluate_control(node, inputs, outer, evaluate, check)
+    _forecast(node, inputs)
+    try:
+        return _compute(node, inputs, outer)
+    except OutOfDeviceMemory:
+        raise
+    except MemoryError as error:
+        raise OutOfDeviceMemory(f"node {node.name!r} ({node.op}): {_line(error)}") from None
+
+
+def _forecast(node: Node, inputs: Sequence[Any]) -> None:
+    """Refuse a node whose outputs would be larger than there is room for. Raises OutOfDeviceMemory."""
+    arrays = [x if isinstance(x, np.ndarray) else None for x in inputs]
+    if node.op not in GROWING and sum(x.nbytes for x in arrays if x is not None) < _FORECAST:
+        return
+    given = [None if x is None else (x.dtype, x.shape) for x in arrays]
+    for made in infer_outputs(node, given, arrays):
+        if made is not None:
+            check_room(f"node {node.name!r} ({node.op})", *made)
+
+
+def _compute(node: Node, inputs: Sequence[Any], outer: Mapping[Value, Any]) -> list[Any]:
     made = numeric.evaluate(node, inputs)
     if made is not None:
         return made

@@ -145,7 +145,27 @@ def test_doctor_measures(cli: Cli) -> None:
 def test_doctor_fails_where_what_was_asked_for_is_not_there(cli: Cli) -> None:
     code, out, err = cli("doctor", "--adapter", "abacus")
     assert (code, err) == (1, "")
-    assert "but it cannot be used: no adapter fits 'abacus'" in out
+    assert "nothing to run on: no adapter fits 'abacus'" in out
+
+
+def test_doctor_says_which_drivers_work_and_where_it_knows_that_from(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIONNX_CACHE_DIR", str(tmp_path))
+    told = f"remembered in {tmp_path}; trionnx doctor --reprobe forgets it and tries anew"
+
+    def doctor(*words: str) -> tuple[bool, bool]:
+        code, out, err = cli("doctor", "--adapter", "abacus", *words)
+        assert (code, err) == (1, "")
+        found = " ".join(out.split())
+        assert ("tried now" in found) != ("as of 20" in found) or "no adapters: no GPU driver was found" in found
+        return told in found, "yes, tried now" in found
+
+    remembered, works = doctor()
+    assert not remembered
+    assert doctor() == (True, False)
+    assert doctor("--reprobe") == (False, works)
+    (tmp_path / "probes.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -203,11 +223,15 @@ def test_faults_are_one_line(
     assert f"{line(err)}\n".startswith(message.format(**files))
 
 
-def test_an_unknown_back_end_in_the_environment(cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_in_the_environment(cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIONNX_BACKEND", "abacus")
     code, _, err = cli("run", model, "--shape", "x=1")
     assert code == 2
     assert line(err).startswith("TRIONNX_BACKEND 'abacus' is not known")
+    monkeypatch.delenv("TRIONNX_BACKEND")
+    monkeypatch.setenv("TRIONNX_PROBE", "soon")
+    code, _, err = cli("run", model, "--shape", "x=1")
+    assert (code, line(err)) == (2, "TRIONNX_PROBE is a number of seconds, or 0 for no probe, not 'soon'")
 
 
 def test_unknown_words(cli: Cli, model: str) -> None:

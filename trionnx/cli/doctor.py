@@ -7,8 +7,11 @@ import itertools
 import os
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,9 +21,11 @@ import trio
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
+from ..actors.probe import cache_folder
+from ..gpu.device.verdicts import Survey, Verdict
 from ..gpu.errors import NoAdapter
 from ..scheduler import open_scheduler
-from ..scheduler.backends import choose, has_onnxruntime
+from ..scheduler.backends import choose, examine, has_onnxruntime
 from .console import milliseconds, output, table
 from .measure import HandOvers, cancel_after, quantile, whole_runs
 
@@ -49,9 +54,9 @@ def main(arguments: argparse.Namespace) -> int:
     """Look, choose, measure, advise."""
     console = output()
     _versions(console)
-    adapters, fault = _adapters(console)
-    ready = _choice(console, arguments, adapters) and _measure(console, arguments)
-    _advise(console, adapters, fault)
+    survey = _adapters(console, arguments.reprobe)
+    ready = _choice(console, arguments, survey.adapters) and _measure(console, arguments)
+    _advise(console, survey)
     return 0 if ready else 1
 
 
@@ -67,23 +72,33 @@ def _versions(console: Console) -> None:
     console.print()
 
 
-def _adapters(console: Console) -> tuple[list[Any], str]:
-    try:
-        from ..gpu.device.adapters import list_adapters
-
-        adapters: list[Any] = list(list_adapters())
-        fault = ""
-    except (ImportError, OSError, RuntimeError) as error:
-        adapters, fault = [], f"the GPU library cannot be used: {error}"
-    if adapters:
-        rows = table("index", "adapter", "kind", "driver", "through")
-        for a in adapters:
-            rows.add_row(str(a.index), a.name, a.kind, a.driver, a.backend)
+def _adapters(console: Console, anew: bool) -> Survey:
+    started = time.time()
+    survey = trio.run(partial(examine, anew=anew))
+    if survey.adapters:
+        rows = table("index", "adapter", "kind", "driver", "through", "works")
+        for a in survey.adapters:
+            works = _works(survey.trials.get(a.identity), started)
+            rows.add_row(str(a.index), a.name, a.kind, a.driver, a.backend, works)
         console.print(rows)
-        console.print()
+    elif survey.listing.ok:
+        console.print("no adapters: no GPU driver was found")
     else:
-        console.print(fault or "no adapters: no GPU driver was found", end="\n\n")
-    return adapters, fault
+        console.print(f"no adapters: {_works(survey.listing, started)}")
+    for file, verdict in survey.refused.items():
+        console.print(f"{file}: {_works(verdict, started)}")
+    known = (survey.listing, *survey.refused.values(), *survey.trials.values())
+    if any(verdict.at < started for verdict in known):
+        console.print(f"remembered in {cache_folder()}; trionnx doctor --reprobe forgets it and tries anew")
+    console.print()
+    return survey
+
+
+def _works(verdict: Verdict | None, started: float) -> str:
+    if verdict is None:
+        return "not tried"
+    when = "tried now" if verdict.at >= started else f"as of {datetime.fromtimestamp(verdict.at):%Y-%m-%d %H:%M}"
+    return f"yes, {when}" if verdict.ok else f"no, {when}: {verdict.reason}"
 
 
 def _choice(console: Console, arguments: argparse.Namespace, adapters: Sequence[Any]) -> bool:
@@ -107,9 +122,10 @@ def _why(arguments: argparse.Namespace, choice: Any, adapters: Sequence[Any]) ->
     kinds = {a.index: a.kind for a in adapters}
     if choice.backend == "webgpu" and kinds.get(choice.adapter) == "hardware":
         return "there is a hardware adapter"
+    none = f"there is no hardware adapter{' that works' if 'hardware' in kinds.values() else ''}"
     if choice.backend == "cpu":
-        return "there is no hardware adapter, and onnxruntime is installed"
-    return "there is no hardware adapter and no onnxruntime: a software adapter is what is left"
+        return f"{none}, and onnxruntime is installed"
+    return f"{none} and no onnxruntime: a software adapter is what is left"
 
 
 def _measure(console: Console, arguments: argparse.Namespace) -> bool:
@@ -133,9 +149,9 @@ def _measure(console: Console, arguments: argparse.Namespace) -> bool:
     return True
 
 
-def _advise(console: Console, adapters: Sequence[Any], fault: str) -> None:
-    advice = []
-    if fault and sys.platform.startswith("linux"):
+def _advise(console: Console, survey: Survey) -> None:
+    adapters, advice = survey.adapters, []
+    if survey.listing.outcome == "error" and sys.platform.startswith("linux"):
         advice.append("wgpu comes with a binary for glibc Linux, macOS and Windows; elsewhere it must be built")
     if not adapters:
         advice.append(VULKAN)

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 from .._interrupt import EXIT_CANCELLED
 from .._interrupt import end as imports_are_over
+from ..actors.probe import answer_bound
 from ..gpu.errors import DeviceHung, DeviceLost, InvalidData, InvalidInput, InvalidModel, NoAdapter, UnsupportedOperator
 from ..scheduler.backends import check_backend
 from .console import quiet_drivers
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = cast(_Command, importlib.import_module(f".{arguments.command}", __package__))
     try:
         imports_are_over()
-        _check_backend(arguments)
+        _check_environment(arguments)
         return command.main(arguments)
     except KeyboardInterrupt:
         return _say("cancelled", EXIT_CANCELLED)
@@ -70,11 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(_line(error), EXIT_FAILED)
 
 
-def _check_backend(arguments: argparse.Namespace) -> None:
+def _check_environment(arguments: argparse.Namespace) -> None:
     try:
         if getattr(arguments, "backend", None) is not None:
             check_backend(arguments.backend, "--backend")
         check_backend(os.environ.get("TRIONNX_BACKEND") or "auto", "TRIONNX_BACKEND")
+        answer_bound()
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -142,6 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what there is to run on", description=(
         "What there is to run on, what is chosen and why, and how long a cancel takes there."
     ))
+    doctor.add_argument(
+        "--reprobe", action="store_true", help="forget what is remembered of the drivers, and try them anew"
+    )
     _place_options(doctor)
     return parser
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...host.numeric import has_numeric
-from ...host.reference import evaluate_host, infer_outputs
+from ...host.reference import GROWING, evaluate_host, infer_outputs
 from ..model import Graph, Node
 
 __all__ = ["RANDOM", "fold_constants"]
@@ -17,7 +17,6 @@ RANDOM = frozenset(
 )
 """Operators whose results differ from run to run."""
 
-_GROWING = frozenset(["ConstantOfShape", "Expand", "Tile", "Range", "OneHot", "Pad", "Resize", "Upsample", "EyeLike"])
 _LARGE = 1 << 20
 _SMALL = 4096
 _REFERENCE_LIMIT = 4 << 20
@@ -64,7 +63,7 @@ def _fold(node: Node) -> bool:
     if given > _REFERENCE_LIMIT and not has_numeric(node):
         return False
     limit = max(_LARGE, given)
-    if node.op in _GROWING or given > _SMALL:
+    if node.op in GROWING or given > _SMALL:
         shapes = infer_outputs(node, [None if x is None else (x.dtype, x.shape) for x in inputs], inputs)
         if any(s is not None and float(np.prod(s[1], dtype=float)) * s[0].itemsize > limit for s in shapes):
             return False

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trionnx.gpu.device.adapters import AdapterInfo, choose_adapter
+from trionnx.gpu.device.adapters import AdapterInfo, fitting
 from trionnx.gpu.errors import InvalidModel, NoAdapter, RunStopped
 from trionnx.gpu.seam import Begun, Cursor, Dropped, Fenced, Finished
 
@@ -26,21 +26,26 @@ SOFT, HARD, OTHER = fake(0, "llvmpipe", "software"), fake(1, "Radeon", "hardware
 )
 def test_choosing_an_adapter(monkeypatch, selector, chosen):
     monkeypatch.delenv("TRIONNX_ADAPTER", raising=False)
-    assert choose_adapter(selector, adapters=[SOFT, HARD, OTHER]) is chosen
+    assert fitting([SOFT, HARD, OTHER], selector)[0] is chosen
 
 
 def test_the_environment_chooses_where_the_caller_does_not(monkeypatch):
     monkeypatch.setenv("TRIONNX_ADAPTER", "2")
-    assert choose_adapter(adapters=[SOFT, HARD, OTHER]) is OTHER
-    assert choose_adapter("", adapters=[SOFT, HARD, OTHER]) is OTHER
-    assert choose_adapter(0, adapters=[SOFT, HARD, OTHER]) is SOFT
+    assert fitting([SOFT, HARD, OTHER]) == [OTHER]
+    assert fitting([SOFT, HARD, OTHER], "") == [OTHER]
+    assert fitting([SOFT, HARD, OTHER], 0) == [SOFT]
+
+
+def test_hardware_comes_first(monkeypatch):
+    monkeypatch.delenv("TRIONNX_ADAPTER", raising=False)
+    assert fitting([SOFT, HARD, OTHER]) == [HARD, OTHER, SOFT]
 
 
 @pytest.mark.parametrize(("selector", "there"), [("nope", []), (None, []), (None, [SOFT]), (0, [SOFT])])
 def test_no_adapter_says_both_ways_to_get_one(monkeypatch, selector, there):
     monkeypatch.delenv("TRIONNX_ADAPTER", raising=False)
     with pytest.raises(NoAdapter, match="mesa-vulkan-drivers") as caught:
-        choose_adapter(selector, ["hardware"], adapters=there)
+        fitting(there, selector, ["hardware"])
     assert "trionnx[cpu]" in str(caught.value)
     assert all(a.name in str(caught.value) for a in there)
 
@@ -48,7 +53,7 @@ def test_no_adapter_says_both_ways_to_get_one(monkeypatch, selector, there):
 @pytest.mark.parametrize("selector", ["nope", 7])
 def test_a_selector_that_fits_none_of_them_says_what_there_is(selector):
     with pytest.raises(NoAdapter) as caught:
-        choose_adapter(selector, adapters=[SOFT, HARD])
+        fitting([SOFT, HARD], selector)
     assert str(caught.value) == f"no adapter fits {selector!r}; there are: 0: {SOFT}, 1: {HARD}"
 
 

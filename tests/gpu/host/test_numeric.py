@@ -384,6 +384,8 @@ def test_values_that_break_a_rule(
 
 
 def test_what_is_missing_is_the_model_s_fault(make_node: Make) -> None:
+    with pytest.raises(InvalidModel, match=r"'the node' .Imputer.: its attribute 'imputed_value_floats' is missing"):
+        evaluate(make_node("Imputer", [X], opset=1, domain="ai.onnx.ml"), [X])
     with pytest.raises(InvalidModel, match=r"'the node' .Concat.: a required attribute or input is missing"):
         evaluate(make_node("Concat", [X, X]), [X, X])
     with pytest.raises(InvalidModel, match=r"'the node' .Unsqueeze."):

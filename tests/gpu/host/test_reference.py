@@ -185,7 +185,21 @@ def test_a_loop_ends_by_its_condition_and_check_is_called() -> None:
     one, calls = np.array(1, np.float32), []
     (got,) = evaluate_host(loop, [None, None, one], {"limit": np.array(20, np.float32)}, lambda: calls.append(1))
     assert got == 64
-    assert len(calls) == 12
+    assert len(calls) == 6 + 12  # each turn, and each node of it
+
+
+def test_a_loop_without_nodes_and_without_end_can_be_left() -> None:
+    body = helper.make_graph([], "body", [info("i", INT64, []), info("k", BOOL, [])], [info("k", BOOL, [])])
+    loop = only_node(node("Loop", ["", "k0"], [], body=body), info("k0", BOOL, []))
+    turns: list[int] = []
+
+    def check() -> None:
+        turns.append(len(turns))
+        if len(turns) == 1000:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        evaluate_host(loop, [None, np.array(True)], None, check)
 
 
 def test_scan_backwards_and_along_other_axes() -> None:
