@@ -82,7 +82,7 @@ class Run:
         self._flight = Flight(policy)
         self._ready: dict[str, None] = {}
         self._outputs: dict[str, Any] = {}
-        self._asked = self._begun = False
+        self._asked = self._begun = self._over = False
         self._seq = self._answered = self._done = self._total = 0
         self._places: dict[int, tuple[BlockView, Cursor, float]] = {}
         self._recalled = self._rewound = 0
@@ -115,8 +115,9 @@ class Run:
 
     def pause(self) -> None:
         """Suspend the run at the next edge of a segment; what the device has goes on. On the Trio thread."""
-        self._governor.hold(self._number)
-        self.recall()
+        if not self._over:
+            self._governor.hold(self._number)
+            self.recall()
 
     def resume(self) -> None:
         """Let the run go on that was paused."""
@@ -161,21 +162,21 @@ class Run:
         error: Exception | None = None
         mine = False
         try:
-            with self.scope:
-                if is_slow(feeds):
-                    feeds = await trio.to_thread.run_sync(pack, feeds, abandon_on_cancel=True)
-                await lock.acquire()
-                mine = True
-                check()
-                outputs = await self._stream(feeds, wanted, deliver)
+            try:
+                with self.scope:
+                    if is_slow(feeds):
+                        feeds = await trio.to_thread.run_sync(pack, feeds, abandon_on_cancel=True)
+                    await lock.acquire()
+                    mine = True
+                    check()
+                    outputs = await self._stream(feeds, wanted, deliver)
+            except Exception as caught:
+                self._comes_first("failed")
+                error = caught
             if outputs is None and self._stops_softly():
                 outputs = await self._what_was_reached(wanted, deliver)
-        except Exception as caught:
-            self._comes_first("failed")
-            error = caught
         finally:
-            if self._asked:
-                await self._leave()
+            await self._leave()
             if mine:
                 lock.release()
         if outputs is not None:
@@ -250,13 +251,17 @@ class Run:
                     await self._nap()
                 self._hear()
                 await self._bring(tuple(name for name in self._ready if name in wanted), deliver)
+            self.hung = self.hung or bool(self._flight)
         await trio.lowlevel.checkpoint_if_cancelled()
         return dict.fromkeys(wanted) | self._outputs
 
     async def _leave(self) -> None:
         """Hand nothing more over, and wait for what is in flight."""
-        self._actor.stop_nowait(self._number)
+        self._over = True
         self._governor.leave(self._number, len(self._flight))
+        if not self._asked:
+            return
+        self._actor.stop_nowait(self._number)
         bound_s = 0.0 if self.hung else self._flight.drain_bound() if self._begun else BEGIN_BOUND_S
         with trio.move_on_after(bound_s, shield=True) as bound, contextlib.suppress(Exception):
             self.ended = await self._actor.end(self._number)
