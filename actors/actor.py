@@ -79,7 +79,7 @@ class Actor:
         self._serving = trio.CancelScope()
         self._pending: set[_Request] = set()
         self._replies: deque[tuple[_Request, Reply]] = deque()
-        self._stops: dict[int, int] = {}
+        self._stops: dict[int, list[None]] = {}  # appending is atomic: any thread may
         self._open = True
         self._abandoned = False
         self._bug: BaseException | None = None
@@ -100,7 +100,7 @@ class Actor:
         self._pending.add(request)
         if not self._open:
             self._deliver(request, Failed(trio.ClosedResourceError("the session was closed")))
-        elif self._stops.get(segment.run, 1):
+        elif self._stops.get(segment.run, True):
             self._deliver(request, Dropped(segment.run, segment.seq))
         else:
             self._send(request)
@@ -113,7 +113,7 @@ class Actor:
 
         **Cancellation:** the engine goes on with it; follow with `stop_nowait` and `end`.
         """
-        self._stops[request.run] = 0
+        self._stops[request.run] = []
         return (await self._ask(Begun, lambda engine, done: engine.begin(request, done), request.run)).block
 
     async def read(self, run: int, names: tuple[str, ...]) -> Mapping[str, Any]:
@@ -139,8 +139,9 @@ class Actor:
 
     def stop_nowait(self, run: int) -> None:
         """Stop a run: one-way, at once, ahead of the mailbox. Thread-safe; no effect on a run that is over."""
-        if run in self._stops:
-            self._stops[run] += 1
+        stops = self._stops.get(run)
+        if stops is not None:
+            stops.append(None)
             self._engine.stop(run)
 
     def recall_nowait(self, run: int, seq: int) -> None:
@@ -194,7 +195,7 @@ class Actor:
     async def _serve(self) -> None:
         with self._serving:
             async for request in self._mailbox:
-                if request.run is not None and self._stops.get(request.run) != request.stops:
+                if request.run is not None and len(self._stops.get(request.run, (None,))) != request.stops:
                     self._deliver(request, Failed(RunStopped()))
                 else:
                     self._send(request)
@@ -234,7 +235,7 @@ class Actor:
             replies.append(reply)
             answered.set()
 
-        self._post(_Request(send, on_reply, run, 0 if run is None else self._stops.get(run, 0)))
+        self._post(_Request(send, on_reply, run, 0 if run is None else len(self._stops.get(run, ()))))
         await answered.wait()
         return _expect(kind, replies[0])
 

@@ -277,7 +277,7 @@ async def test_a_bug_in_who_hears_the_reply_ends_the_task_and_not_the_loop() -> 
 
     async def main() -> None:
         async with open_actor(engine) as actor:
-            actor._stops[7] = 0
+            actor._stops[7] = []
             actor.submit_nowait(SEGMENT, hear)
             await trio.sleep_forever()
 
