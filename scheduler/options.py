@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ..gpu.policy import TerminatePolicy
@@ -94,11 +93,3 @@ class RunOptions:
     def node_times(self) -> tuple[NodeTime, ...]:
         """What each step took in the newest run that ended with these options, where `profile` was set."""
         return self._times
-
-    @contextlib.contextmanager
-    def _held_by(self, run: Stoppable) -> Iterator[None]:
-        self._runs.add(run)
-        try:
-            yield
-        finally:
-            self._runs.discard(run)

@@ -237,9 +237,10 @@ async def open_scheduler(
                 nursery.cancel_scope.cancel()
         return
     except BaseExceptionGroup as group:
-        if len(group.exceptions) != 1:
+        others = [one for one in group.exceptions if not isinstance(one, trio.Cancelled)]
+        if len(others) > 1:
             raise
-        error = group.exceptions[0]
+        error = (others or group.exceptions)[0]
     context = error.__context__
     try:
         raise error

@@ -35,8 +35,8 @@ class Session(trio.abc.AsyncResource):
         self._actor = actor
         self._loaded = actor.loaded
         self._home = home
-        self._policy = policy
         self._max_in_flight = max_in_flight
+        self._policy = self._lowered(policy)
         self._pieces = PieceTable()
         self._governor = governor_of(self._loaded.identity or f"{self._loaded.backend}: {self._loaded.adapter}")
         self._governor.aging_s = min(aging_s, self._governor.aging_s)
@@ -119,25 +119,24 @@ class Session(trio.abc.AsyncResource):
     def _prepare(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
     ) -> Callable[[Deliver | None], Awaitable[list[Any]]]:
-        """Check what a run is given; then it can be performed, once."""
+        """Check what a run is given; then it must be performed, once. It can be stopped from now on."""
         self._check()
         options = RunOptions() if run_options is None else run_options
         if not isinstance(options, RunOptions):
             raise TypeError(f"run_options is a trionnx.RunOptions or None, not {type(options).__name__}")
         wanted = check_names(self._loaded.outputs, output_names)
         feeds = check_feeds(self._loaded.inputs, self._loaded.overridable, input_feed)
-        policy = self._policy if options.policy is None else options.policy
-        if policy.max_in_flight > self._max_in_flight:
-            policy = replace(policy, max_in_flight=self._max_in_flight)
+        policy = self._policy if options.policy is None else self._lowered(options.policy)
         pieces = partial(self._pieces.of, policy)
         run = Run(self._actor, self._governor, self._home, policy, options, pieces, self._share)
+        self._runs.add(run)
+        options._runs.add(run)
 
         async def perform(deliver: Deliver | None) -> list[Any]:
-            self._runs.add(run)
             try:
-                with options._held_by(run):
-                    return await run.perform(self._lock, self._check, feeds, wanted, deliver)
+                return await run.perform(self._lock, self._check, feeds, wanted, deliver)
             finally:
+                options._runs.discard(run)
                 self._leave(run)
                 options._times = run.ended.times
 
@@ -218,6 +217,9 @@ class Session(trio.abc.AsyncResource):
         """
         self.close()
         await self._actor.closed.wait()
+
+    def _lowered(self, policy: TerminatePolicy) -> TerminatePolicy:
+        return replace(policy, max_in_flight=min(policy.max_in_flight, self._max_in_flight))
 
     def _check(self) -> None:
         if self._closed:

@@ -27,10 +27,9 @@ class Stream:
         try:
             return await self._items.receive()
         except trio.EndOfChannel:
-            error, self._error = self._error, None
-            if error is not None:
-                raise error from None
-            raise StopAsyncIteration from None
+            pass
+        error, self._error = self._error, None
+        raise StopAsyncIteration if error is None else error
 
 
 @asynccontextmanager
@@ -65,9 +64,10 @@ async def streaming(perform: Callable[[Deliver | None], Awaitable[Any]]) -> Asyn
                 nursery.cancel_scope.cancel()
         return
     except BaseExceptionGroup as group:
-        if len(group.exceptions) != 1:
+        others = [one for one in group.exceptions if not isinstance(one, trio.Cancelled)]
+        if len(others) > 1:
             raise
-        error = group.exceptions[0]
+        error = (others or group.exceptions)[0]
     context = error.__context__
     try:
         raise error
