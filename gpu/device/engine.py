@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -277,8 +278,10 @@ class WebGpuEngine:
                     return
                 run.submitted += 1
                 run.most_in_flight = max(run.most_in_flight, 1)
-                seconds = self._run_host(run, run.block, segment)
-                run.finished += 1
+                try:
+                    seconds = self._run_host(run, run.block, segment)
+                finally:
+                    run.finished += 1
                 self._fenced(run, segment, seconds, done)
         except BaseException as error:
             run.fault = error
@@ -371,7 +374,9 @@ class WebGpuEngine:
         following = None
         if block.decision is not None and run.fault is None and segment.stop.step == len(block.device.calls):
             run.activation += 1
-            following = self._enter(run, self._next(run, block))
+            with contextlib.suppress(RunStopped):  # what is ready can be read all the same
+                run.check()
+                following = self._enter(run, self._next(run, block))
         done(Fenced(segment.run, segment.seq, seconds, following, run.announce()))
 
     def _run_host(self, run: Run, block: Block, segment: Segment) -> float:
@@ -455,11 +460,11 @@ class WebGpuEngine:
         try:
             if self._device is not None:
                 self._thread.drain()
-                assert self._realiser is not None
-                for block in self._plans.values():
-                    self._realiser.forget(block)
-                self._plans.clear()
-                self._realiser.close()
+                if self._realiser is not None:
+                    for block in self._plans.values():
+                        self._realiser.forget(block)
+                    self._plans.clear()
+                    self._realiser.close()
                 if self._clock is not None:
                     self._clock.close()
                 if self._counter is not None:
