@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import gc
 import os
+import pathlib
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 hypothesis.settings.register_profile("trionnx", deadline=None, max_examples=100)
 hypothesis.settings.load_profile("trionnx")
@@ -18,3 +25,80 @@ def _one_probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if not os.environ.get("TRIONNX_PROBE"):
             patch.setenv("TRIONNX_PROBE", "30")
         yield
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The WebGpu engines that sessions on the back end "watched" are made on.
+
+    Each has its device count segments, and keeps what it says at the end of each run, as `ended`.
+    """
+    from trionnx.gpu.device.engine import WebGpuEngine
+    from trionnx.scheduler import backends
+
+    class Watched(WebGpuEngine):
+        def __init__(self, adapter: Any, max_in_flight: int) -> None:
+            super().__init__(adapter, max_in_flight, count=True)
+            self.ended: list[Any] = []
+
+        def end(self, run: int, done: Any) -> None:
+            def hear(reply: Any) -> None:
+                self.ended.append(reply.counts)
+                done(reply)
+
+            super().end(run, hear)
+
+    made: list[Any] = []
+
+    def factory(*, adapter: Any, max_in_flight: int) -> Watched:
+        made.append(Watched(adapter, max_in_flight))
+        return made[-1]
+
+    monkeypatch.setattr(backends, "_registered", {**backends._registered, "watched": factory})
+    return made
+
+
+def left_behind(engines: list[Any]) -> dict[str, int]:
+    """What a process holds that a run or a load might leave: objects of wgpu, threads, open files.
+
+    The engines have been closed: their threads end by themselves, which is waited for, and the list is emptied.
+    Trio's own threads are not counted: they stay for a while.
+    """
+    from wgpu.backends.wgpu_native._helpers import generate_report
+
+    while engines:
+        engines.pop()._thread._thread.join(60)
+    gc.collect()
+    counts = {kind: count["allocated"] for kind, count in generate_report()["hub"].items() if "allocated" in count}
+    names = [thread.name for thread in threading.enumerate()]
+    counts["threads"] = sum(not name.startswith("Trio") for name in names)
+    if pathlib.Path("/proc/self/fd").exists():
+        counts["files"] = len(os.listdir("/proc/self/fd"))
+    return counts
+
+
+def layers(count: int, side: int, *, early: int | None = None, seed: int = 0) -> onnx.ModelProto:
+    """x [n, side] -> MatMul, Tanh, again and again -> y; and, where asked for, what an early layer gives as "early"."""
+    rng = np.random.default_rng(seed)
+    nodes, weights, last = [], [], "x"
+    for n in range(count):
+        weight = (rng.standard_normal((side, side)) / np.sqrt(side)).astype(np.float32)
+        weights.append(numpy_helper.from_array(weight, f"w{n}"))
+        made = "early" if n == early else "y" if n == count - 1 else f"t{n}"
+        nodes.append(helper.make_node("MatMul", [last, f"w{n}"], [f"m{n}"]))
+        nodes.append(helper.make_node("Tanh", [f"m{n}"], [made]))
+        last = made
+    names = ["y"] if early is None else ["early", "y"]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", side]) for name in ["x", *names]]
+    graph = helper.make_graph(nodes, "layers", infos[:1], infos[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.fixture(name="left_behind")
+def _left_behind() -> Any:
+    return left_behind
+
+
+@pytest.fixture(name="layers")
+def _layers() -> Any:
+    return layers
