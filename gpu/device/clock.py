@@ -44,6 +44,7 @@ class Clock:
             self._device.release(stamps.staging)
         self._free.clear()
         self._device.release(self._resolved)
+        del self._queries, self._resolved
 
 
 class Stamps:

@@ -216,6 +216,8 @@ class WebGpuEngine:
     def _begin(self, run: Run, request: Begin) -> Reply:
         model = self._model
         assert model is not None
+        if self._counter is not None:
+            run.before = self._counter.read()
         run.check()
         feeds = {n: np.asarray(f) if isinstance(f, np.generic) else f for n, f in request.feeds.items()}
         feeds = {**model.defaults, **feeds}
@@ -227,8 +229,6 @@ class WebGpuEngine:
         described = {v.name: describe(feeds[v.name]) for v in model.graph.inputs}
         block = self._plan(described, run.check, lambda *_: None)
         run.frame = {key: feeds[name] for name, key in block.inputs.items()}
-        if self._counter is not None:
-            run.before = self._counter.read()
         return Begun(request.run, self._enter(run, block))
 
     def _enter(self, run: Run, block: Block) -> Any:
@@ -469,6 +469,8 @@ class WebGpuEngine:
                     self._clock.close()
                 if self._counter is not None:
                     self._counter.close()
+                # Whoever drops the last object of a device destroys it: that must be who holds the driver's lock.
+                self._clock = self._counter = None
                 self._device.close()
         finally:
             self._runs.clear()
