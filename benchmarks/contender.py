@@ -70,14 +70,15 @@ class Told:
 
 def _peak_bytes() -> int | None:
     """The most memory that this process has had resident; with a software adapter that holds the device's, too."""
-    if sys.platform == "linux":  # where getrusage tells of the process before exec, too
-        lines = Path("/proc/self/status").read_text().splitlines()
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage tells of the process before exec, too
+        lines = status.read_text().splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
-    if sys.platform == "darwin":
+    try:
         import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return None
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, where there is no /proc
 
 
 def trionnx(model: str, feeds: Feeds, options: dict[str, Any], told: Told) -> None:
@@ -123,16 +124,16 @@ def onnxruntime(model: str, feeds: Feeds, options: dict[str, Any], told: Told) -
 
 
 def tinygrad(model: str, feeds: Feeds, options: dict[str, Any], told: Told) -> None:
-    """tinygrad's ONNX runner, captured once as its own examples do; the first run is the one before that."""
-    from tinygrad import Device, Tensor, TinyJit
-    from tinygrad.nn.onnx import OnnxRunner
+    """The ONNX runner of tinygrad, captured once as its own examples do; the first run is the one before that."""
+    from tinygrad import Device, Tensor, TinyJit  # type: ignore[import-not-found]
+    from tinygrad.nn.onnx import OnnxRunner  # type: ignore[import-not-found]
 
     start = time.perf_counter()
     runner = OnnxRunner(model)
     Device[Device.DEFAULT]
     load_s = time.perf_counter() - start
 
-    @TinyJit
+    @TinyJit  # type: ignore[untyped-decorator]
     def captured(**given: Tensor) -> list[Tensor]:
         return [value.contiguous().realize() for value in runner(given).values()]
 

@@ -5,6 +5,7 @@ Each process begins with empty shader caches, so that its first run is a first o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -114,11 +115,9 @@ class Contender:
     def run(self) -> float:
         """Seconds of one run. Raises Failed."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):
             self._process.stdin.write("run\n")
             self._process.stdin.flush()
-        except OSError:
-            pass
         return float(self.reply()["run_s"])
 
     def finish(self) -> int | None:
@@ -130,8 +129,8 @@ class Contender:
     def close(self) -> None:
         """End it."""
         self._process.kill()
-        self._process.wait()
-        self._log.close()
+        with self._process, contextlib.suppress(OSError):
+            self._log.close()
 
 
 def contest(

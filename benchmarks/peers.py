@@ -4,10 +4,10 @@
                                [--limit SECONDS] [--json FILE] [--plot FILE] [--judge]
 
 Models are names from examples/real_models.py, matmul_512 and matmul_1024 (a product of square matrices of that size,
-one of them known), or .onnx files whose inputs have fixed shapes. Every engine has a process of its own and the same inputs; warm runs
-alternate. onnxruntime-webgpu and tinygrad live in virtual environments of their own, and take the adapter that their
-Dawn ranks first: narrow the drivers down for all (VK_ICD_FILENAMES for Vulkan) where that is not the one `--adapter`
-picks. A peer that cannot be installed, or does not run a model, has the reason in its place.
+one of them known), or .onnx files whose inputs have fixed shapes. Every engine has a process of its own and the same
+inputs; warm runs alternate. onnxruntime-webgpu and tinygrad live in virtual environments of their own, and take the
+adapter that their Dawn ranks first: narrow the drivers down for all (VK_ICD_FILENAMES for Vulkan) where that is not
+the one `--adapter` picks. A peer that cannot be installed, or does not run a model, has the reason in its place.
 
 --judge exits with 1 where an aim is missed: against onnxruntime-webgpu on a software adapter, 10 x as fast warm in the
 geometric mean over TEN, none of them less than 3 x; matrix products 12 x; the others no slower; load and first run
@@ -77,8 +77,10 @@ def main() -> int:
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(whole, indent=2) + "\n")
     if arguments.plot:
-        rows = {name: {key: one["warm_s"] for key, one in row.items() if "warm_s" in one} for name, row in found.items()}
-        draw_chart(Path(arguments.plot), f"One warm run on {adapter}", rows, arguments.engines)
+        warm = {
+            name: {key: one["warm_s"] for key, one in row.items() if "warm_s" in one} for name, row in found.items()
+        }
+        draw_chart(Path(arguments.plot), f"One warm run on {adapter}", warm, arguments.engines)
     show(str(adapter), found, judged)
     return 1 if arguments.judge and not all(line["met"] for line in judged) else 0
 
@@ -126,7 +128,8 @@ def product(size: int, folder: Path) -> tuple[Path, dict[str, Any]]:
     rng = np.random.default_rng(0)
     weights = numpy_helper.from_array(rng.standard_normal((size, size), np.float32), "w")
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size, size]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "product", infos[:1], infos[1:], [weights])
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "product", infos[:1], infos[1:], [weights])
     path = folder / f"matmul_{size}.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path, {"x": rng.standard_normal((size, size), np.float32)}
@@ -178,7 +181,8 @@ def show(adapter: str, found: dict[str, Any], judged: list[dict[str, Any]]) -> N
     """Print tables."""
     console = output()
     console.print(f"on {adapter}")
-    rows = table("model", "engine", "load", "first run", "warm run", "trionnx is faster", "start", "peak memory", "apart")
+    columns = ("model", "engine", "load", "first run", "warm run", "trionnx is faster", "start", "peak memory", "apart")
+    rows = table(*columns)
     for name, row in found.items():
         ours = row.get(US, {})
         for engine, one in row.items():
