@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Told:
     def __init__(self, say: Callable[..., None], outputs: str) -> None:
         self._say, self._outputs = say, outputs
 
-    def loaded(self, start: float, load_s: float, found: list[Any], **facts: Any) -> None:
+    def loaded(self, start: float, load_s: float, found: Sequence[Any], **facts: Any) -> None:
         """The first run is through: its outputs are kept for a comparison."""
         arrays = [np.asarray(value) for value in found]
         np.savez(self._outputs, *arrays, allow_pickle=True)

@@ -20,6 +20,8 @@ __all__ = ["Tile", "choose_tile", "lower_tiles", "turns"]
 LANES = 8
 UNROLL = 8
 """The widest row of taps that is unrolled."""
+COLUMN = 3
+"""The highest kernel of width 1 that one turn of a narrow adapter's loop takes."""
 PAIR = 2
 """Input channels of a 1x1 kernel that one turn of a narrow adapter's loop takes."""
 
@@ -44,7 +46,7 @@ def choose_tile(outputs: int, space: Space, subgroup: int) -> Tile:
             adapters want small shaders.
     """
     if subgroup == NARROW:
-        few = outputs <= 4 or space.axes[2].kernel > 1
+        few = outputs <= 4 or space.axes[1].kernel * space.axes[2].kernel > 1
         return Tile(4 if few else 8, 8 if space.length > 4 * NARROW else 4, NARROW)
     channels = 16 if outputs > 8 else 8 if outputs > 4 else 4
     price = {16: 0.8, 8: 1.2, 4: 1.8}
@@ -78,6 +80,11 @@ class _Form:
     def narrow(self) -> bool:
         """Four lanes, each of which loads one element of four weights."""
         return self.tile.lanes == NARROW
+
+    @property
+    def column(self) -> bool:
+        """The kernel is one short column, which one turn of a narrow adapter's loop takes."""
+        return self.narrow and self.kernel[2] == 1 and 1 < self.kernel[1] <= COLUMN
 
 
 def _row(form: _Form) -> str:
@@ -172,9 +179,13 @@ var at_x = (image * params.parts + part) * params.inputs * params.channel + stri
         lines.append(f"for (var kd = 0u; kd < {kd}u; kd++) {{ let td = kd * {dd}u;")
         row += f" + td % {sd}u * {sh * sw}u * params.plane + td / {sd}u * params.slice"
     if kh > 1:
-        lines.append(f"for (var kh = 0u; kh < {kh}u; kh++) {{ let th = kh * {dh}u;")
+        if not form.column:
+            lines.append(f"for (var kh = 0u; kh < {kh}u; kh++) {{ let th = kh * {dh}u;")
         row += f" + th % {sh}u * {sw}u * params.plane + th / {sh}u * params.width"
-    turn = [f"{{ let row = {row};", _row(form), "}", "}" * ((kd > 1) + (kh > 1)), "at_x += params.channel;"]
+    turn = [f"{{ let row = {row};", _row(form), "}"]
+    if form.column:
+        turn = [line for k in range(kh) for line in (f"{{ let th = {k * dh}u;", *turn, "}")]
+    turn += ["}" * ((kd > 1) + (kh > 1 and not form.column)), "at_x += params.channel;"]
     lines += [*turn * form.together, "}"]
     lines.append(stores([f"strip * {vectors}u + {j}u" for j in range(vectors)], tile.channels, form.whole))
     loop = form.kernel[2] > UNROLL

@@ -52,6 +52,8 @@ def choose_tile(batch: int, m: int, n: int, subgroup: int) -> Tile:
         subgroup: invocations in a subgroup, 0 = unknown.
     """
     if subgroup == NARROW:
+        if m == 1:
+            return Tile(1, 1)
         return Tile(8 if m > 4 else 4, 2 if n > 16 else 1, NARROW, 2)
     if subgroup >= 8 and n >= 32:
         return Tile(32 if m > 16 else subgroup, 2, subgroup)
