@@ -22,7 +22,7 @@ from rich.console import Console
 
 from trionnx.cli.console import milliseconds, table
 
-__all__ = ["Unavailable", "measure", "show"]
+__all__ = ["PACKAGES", "Unavailable", "environment", "measure", "show"]
 
 PACKAGES = ("onnxruntime-webgpu==1.27.0", "onnx", "numpy")
 
@@ -86,7 +86,7 @@ def measure(
     Raises:
         Unavailable: it cannot be installed, or finds no adapter.
     """
-    python = _environment(say)
+    python = environment("peer", PACKAGES, say)
     say("running onnxruntime-webgpu; without an early end it takes as long as a dozen whole runs")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "feeds.npz"
@@ -119,22 +119,26 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(rows)
 
 
-def _environment(say: Callable[[str], None]) -> Path:
-    """The Python of the peer's virtual environment; made where there is none yet."""
-    name = f"peer-{sys.version_info[0]}.{sys.version_info[1]}"
-    folder = platformdirs.user_cache_path("trionnx", appauthor=False) / name
+def environment(name: str, packages: Sequence[str], say: Callable[[str], None]) -> Path:
+    """The Python of a peer's virtual environment; made where there is none yet.
+
+    Raises:
+        Unavailable: it cannot be made, or the packages cannot be installed.
+    """
+    version = ".".join(map(str, sys.version_info[:2]))
+    folder = platformdirs.user_cache_path("trionnx", appauthor=False) / f"{name}-{version}"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     ready = folder / "ready"
-    if ready.exists() and ready.read_text() == " ".join(PACKAGES):
+    if ready.exists() and ready.read_text() == " ".join(packages):
         return python
-    say(f"installing {PACKAGES[0]} into {folder}")
+    say(f"installing {packages[0]} into {folder}")
     try:
         venv.create(folder, clear=True, with_pip=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Unavailable(f"no virtual environment for {PACKAGES[0]} can be made: {error}") from None
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
+        raise Unavailable(f"no virtual environment for {packages[0]} can be made: {error}") from None
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise Unavailable(f"{PACKAGES[0]} cannot be installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-    ready.write_text(" ".join(PACKAGES))
+        raise Unavailable(f"{packages[0]} cannot be installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    ready.write_text(" ".join(packages))
     return python

@@ -12,6 +12,7 @@ from ..errors import DeviceLost
 from ..kernels.kernel import Program
 from .adapters import DRIVER_LOCK, AdapterInfo, adapter_features, driver_lock, target_of
 from .half import measure_half
+from .shader import checks_for, make_module
 from .subgroup import measure_subgroup
 
 __all__ = ["Device", "Pipeline"]
@@ -163,7 +164,7 @@ class Device:
         """A pipeline that is not kept."""
         with DRIVER_LOCK:
             group_layout, layout = self._layout(program)
-            module = self.native.create_shader_module(label=program.name, code=program.wgsl)
+            module = make_module(self.native, program.name, program.wgsl, checks_for(self.info.backend))
             native = self.native.create_compute_pipeline(
                 label=program.name, layout=layout, compute={"module": module, "entry_point": "main"}
             )

@@ -31,7 +31,7 @@ fn main(
 def measure_subgroup(device: Device) -> int:
     """The number of invocations in each subgroup of a one-dimensional workgroup.
 
-    0 where they are not what kernels count on: 8, 16 or 32 neighbours, in order, and a broadcast
+    0 where they are not what kernels count on: 4, 8, 16 or 32 neighbours, in order, and a broadcast
     that gives every one the value of the one asked for.
     """
     pipeline = device.compile(Program("measure_subgroup", _WGSL, 0, 1, (), 1))
@@ -55,7 +55,7 @@ def judge(answers: Array) -> int:
     sizes, numbers, given = answers
     size, lanes = int(sizes[0]), np.arange(LANES)
     right = (
-        size in (8, 16, 32)
+        size in (4, 8, 16, 32)
         and bool((sizes == size).all())
         and np.array_equal(numbers, lanes % size)
         and np.array_equal(given, lanes // size * size + 3)

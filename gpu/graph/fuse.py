@@ -151,6 +151,17 @@ class _Writer:
         self.general = [t for t in tree.leaves if t.size not in (1, out.size)]
         self.dims, strides = collapse(out.shape, [broadcast_strides(t.shape, out.shape) for t in self.general])
         self.strides = dict(zip(self.general, strides, strict=True))
+        self.rows = width == 4 and self.dims[-1] % 4 == 0
+        """Four neighbours of the result lie in one row of every broadcast leaf."""
+
+    def _wide(self, leaf: Tensor) -> bool:
+        """Whether a leaf is read four elements at a time."""
+        if self.width != 4 or leaf.size == 1:
+            return False
+        if leaf not in self.strides:
+            return leaf.size == self.out.size
+        *outer, last = self.strides[leaf]
+        return self.rows and last == 1 and all(stride % 4 == 0 for stride in outer)
 
     def write(self) -> tuple[Epilogue, dict[str, int | float]]:
         tree, width = self.tree, self.width
@@ -161,8 +172,7 @@ class _Writer:
         reads = []
         for number, leaf in enumerate(tree.leaves):
             stored = _stored(leaf)
-            wide = width == 4 and leaf.size == self.out.size and leaf not in self.strides and leaf.size > 1
-            reads.append(Binding(f"leaf{number}", f"vec4<{stored}>" if wide else stored))
+            reads.append(Binding(f"leaf{number}", f"vec4<{stored}>" if self._wide(leaf) else stored))
         code.append(self._store4() if width == 4 else self._store1())
         stored = _stored(self.out)
         label = "+".join(dict.fromkeys(t.apply.label for t in tree.applies if t.apply is not None))
@@ -226,8 +236,11 @@ class _Writer:
             else:
                 lines.append("let c0 = n;\n")
             for g, leaf in enumerate(self.general):
-                stride = self._param(f"s{g}_{axis}", "u32", self.strides[leaf][axis])
-                lines.append(f"o.o{g} += c{axis} * {stride};\n")
+                stride = self.strides[leaf][axis]
+                if stride == 1:
+                    lines.append(f"o.o{g} += c{axis};\n")
+                elif stride:
+                    lines.append(f"o.o{g} += c{axis} * {self._param(f's{g}_{axis}', 'u32', stride)};\n")
         lines.append("return o;\n}\n")
         return "".join(lines)
 
@@ -259,25 +272,35 @@ class _Writer:
             args.append(f"e{n}")
             if leaf in self.strides:
                 continue
-            if leaf.size == self.out.size and leaf.size > 1:
-                test = " != vec4<u32>()" if leaf.type == "bool" else ""
-                lines.append(f"let e{n} = leaf{n}[i]{test};\n")
+            if self._wide(leaf):
+                lines.append(f"let e{n} = leaf{n}[i]{_test4(leaf)};\n")
             else:
                 lines.append(f"let e{n} = vec4<{leaf.type}>(leaf{n}[0]{_test(leaf)});\n")
         if self.general:
-            lines += self._places()
+            lines += self._in_rows() if self.rows else self._places()
         values = ", ".join(self._call(args, f".{c}") for c in "xyzw")
         lines.append(f"out[i] = vec4<{_stored(self.out)}>({values});\n}}\n")
         return "".join(lines)
 
-    def _places(self) -> list[str]:
-        """Statements that read the broadcast leaves at four elements.
-
-        One turn of the loop does where the four lie in one row, else it takes four. (A branch
-        would not do: software adapters compute both of its sides.)
-        """
+    def _in_rows(self) -> list[str]:
+        """Statements that read the broadcast leaves at four elements of one row."""
         last = len(self.dims) - 1
-        turns = self._param("turns", "u32", 1 if self.dims[last] % 4 == 0 else 4)
+        lines = ["let o = offsets(i * 4u);\n"]
+        for g, leaf in enumerate(self.general):
+            n, item = self.tree.leaves.index(leaf), f"vec4<{leaf.type}>"
+            if self._wide(leaf):
+                lines.append(f"let e{n} = leaf{n}[o.o{g} / 4u]{_test4(leaf)};\n")
+            elif self.strides[leaf][last]:
+                step = self._param(f"s{g}_{last}", "u32", self.strides[leaf][last])
+                loads = ", ".join(f"leaf{n}[o.o{g} + {k}u * {step}]{_test(leaf)}" for k in range(4))
+                lines.append(f"let e{n} = {item}({loads});\n")
+            else:
+                lines.append(f"let e{n} = {item}(leaf{n}[o.o{g}]{_test(leaf)});\n")
+        return lines
+
+    def _places(self) -> list[str]:
+        """Statements that read the broadcast leaves at four elements, which may lie in several rows."""
+        last = len(self.dims) - 1
         before, inside, after = [], [], []
         for g, leaf in enumerate(self.general):
             n, item = self.tree.leaves.index(leaf), f"vec4<{leaf.type}>"
@@ -294,7 +317,7 @@ class _Writer:
             *before,
             "var turn = 0u;\nloop {\nlet o = offsets(i * 4u + turn);\nlet ahead = vec4u(0u, 1u, 2u, 3u) - turn;\n",
             *inside,
-            f"turn++;\nif (turn >= {turns}) {{ break; }}\n}}\n",
+            "turn++;\nif (turn >= 4u) { break; }\n}\n",
             *after,
         ]
 
@@ -311,6 +334,10 @@ def _stored(tensor: Tensor) -> str:
     kind = tensor.type
     assert kind is not None
     return "u32" if kind == "bool" else kind
+
+
+def _test4(tensor: Tensor) -> str:
+    return " != vec4<u32>()" if tensor.type == "bool" else ""
 
 
 def _test(tensor: Tensor) -> str:

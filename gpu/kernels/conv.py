@@ -56,10 +56,11 @@ class Conv(Operator):
             raise NoKernel(f"{x.rank - 2} spatial dimensions")
         shape = (x.shape[0], w.shape[0], *(axis.out for axis in axes))
         space = flatten(axes)
-        block = choose_block(space, plan.target.cpu) if w.shape[1] == 1 and self.group > 1 else None
+        target = plan.target
+        block = choose_block(space, target.cpu, target.subgroup) if w.shape[1] == 1 and self.group > 1 else None
         if block is not None:
             return lower_blocks(plan, x, w, b, space, shape, block)
         outputs = w.shape[0] // self.group
-        if not plan.target.cpu or turns(w.shape[1], space) > MOST_TURNS:
+        if not target.cpu or turns(w.shape[1], space) > MOST_TURNS:
             return lower_blocked(plan, x, w, b, self.group, space, shape, choose_channels(outputs))
-        return lower_tiles(plan, x, w, b, self.group, space, shape, choose_tile(outputs, space, plan.target.subgroup))
+        return lower_tiles(plan, x, w, b, self.group, space, shape, choose_tile(outputs, space, target.subgroup))

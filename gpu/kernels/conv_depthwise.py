@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .conv_space import Space, kept, place
 from .conv_weights import panels
 from .kernel import Binding, Kernel
+from .matmul_registers import NARROW
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
@@ -29,15 +30,21 @@ class Block:
     pixels: int
 
 
-def choose_block(space: Space, cpu: bool) -> Block | None:
-    """The block for a window, None where it is too large for this way."""
+def choose_block(space: Space, cpu: bool, subgroup: int = 0) -> Block | None:
+    """The block for a window, None where it is too large for this way.
+
+    Args:
+        space: where the input lies.
+        cpu: a software adapter.
+        subgroup: invocations in a subgroup, 0 = unknown. Narrow adapters want small shaders.
+    """
     depth, height, width = space.axes
     taps = height.kernel * width.kernel
     if not depth.plain or depth.size != 1 or taps > _MOST_PRODUCTS // 2:
         return None
     if not cpu:
         return Block(1, 4)
-    pixels = 16 if width.out > 8 else 8 if width.out > 4 else 4
+    pixels = 4 if width.out <= 4 or subgroup == NARROW else 8 if width.out <= 8 else 16
     rows = 1 if height.out == 1 else 2 if height.out % 4 in (1, 2) and height.out < 8 else 4
     while rows > 1 and taps * rows * pixels // 4 > _MOST_PRODUCTS:
         rows //= 2

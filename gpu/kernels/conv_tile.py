@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .conv_space import PARAMS, Space, place, sizes, stores
 from .conv_weights import panels
 from .kernel import Binding, Kernel
+from .matmul_registers import NARROW
 
 if TYPE_CHECKING:
     from ..graph.lowering import Lowering
@@ -19,14 +20,19 @@ __all__ = ["Tile", "choose_tile", "lower_tiles", "turns"]
 LANES = 8
 UNROLL = 8
 """The widest row of taps that is unrolled."""
+COLUMN = 3
+"""The highest kernel of width 1 that one turn of a narrow adapter's loop takes."""
+PAIR = 2
+"""Input channels of a 1x1 kernel that one turn of a narrow adapter's loop takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one lane computes: channels (a multiple of 4) x pixels (4, 8 or 16)."""
+    """What one lane computes: channels (a multiple of 4) x pixels (4, 8 or 16). A workgroup has so many lanes."""
 
     channels: int
     pixels: int
+    lanes: int = LANES
 
 
 def choose_tile(outputs: int, space: Space, subgroup: int) -> Tile:
@@ -36,8 +42,12 @@ def choose_tile(outputs: int, space: Space, subgroup: int) -> Tile:
         outputs: channels of one group.
         space: where the input lies.
         subgroup: invocations in a subgroup, 0 = unknown. Where lanes can share weights, more
-            channels than pixels pay; where each loads all of them, as many of both.
+            channels than pixels pay; where each loads all of them, as many of both. Narrow
+            adapters want small shaders.
     """
+    if subgroup == NARROW:
+        few = outputs <= 4 or space.axes[1].kernel * space.axes[2].kernel > 1
+        return Tile(4 if few else 8, 8 if space.length > 4 * NARROW else 4, NARROW)
     channels = 16 if outputs > 8 else 8 if outputs > 4 else 4
     price = {16: 0.8, 8: 1.2, 4: 1.8}
     if subgroup >= LANES:
@@ -63,6 +73,18 @@ class _Form:
     """Four outputs that are computed together also lie together."""
     shared: bool
     """The lanes of a workgroup, one subgroup, load the weights together and hand them to each other."""
+    together: int = 1
+    """Input channels that one turn of the loop takes."""
+
+    @property
+    def narrow(self) -> bool:
+        """Four lanes, each of which loads one element of four weights."""
+        return self.tile.lanes == NARROW
+
+    @property
+    def column(self) -> bool:
+        """The kernel is one short column, which one turn of a narrow adapter's loop takes."""
+        return self.narrow and self.kernel[2] == 1 and 1 < self.kernel[1] <= COLUMN
 
 
 def _row(form: _Form) -> str:
@@ -77,8 +99,7 @@ def _row(form: _Form) -> str:
             if n:
                 lines[-1] = f"if (kw + {n}u < {taps}u) " + lines[-1]
             lines.append(f"let at = (row + t % {stride}u * params.plane) * 4u + t / {stride}u;")
-            if form.shared:
-                lines.append("let l0 = W[at_w + lane];")
+            lines += _shared(form, 1)
             for j in range(vectors):
                 lines.append(f"let x0_{j} = vec4f({', '.join(f'X[at + {4 * j + k}u]' for k in range(4))});")
             lines += _products(form, 0)
@@ -86,8 +107,7 @@ def _row(form: _Form) -> str:
         lines.append("}")
         return "\n".join(lines)
     loaded: set[str] = set()
-    if form.shared:
-        lines += [f"let l{n} = W[at_w + {n * LANES}u + lane];" for n in range(-(-taps * quads // LANES))]
+    lines += _shared(form, taps)
     for tap in range(taps):
         phase, shift = tap * dilation % stride, tap * dilation // stride
         for v in range(shift // 4, (shift + tile.pixels - 1) // 4 + 1):
@@ -108,11 +128,21 @@ def _row(form: _Form) -> str:
     return "\n".join(lines)
 
 
+def _shared(form: _Form, taps: int) -> list[str]:
+    """The lanes load the weights of so many taps, each a part of them."""
+    quads = taps * form.tile.channels // 4
+    if form.narrow:
+        return [f"let l{n} = W[(at_w + {n}u) * 4u + lane];" for n in range(quads)]
+    return [f"let l{n} = W[at_w + {n * LANES}u + lane];" for n in range(-(-quads // LANES))] if form.shared else []
+
+
 def _products(form: _Form, tap: int) -> list[str]:
     tile = form.tile
     quads = tile.channels // 4
     numbers = range(tap * quads, (tap + 1) * quads)
-    if form.shared:
+    if form.narrow:
+        weights = [f"vec4f({', '.join(f'subgroupBroadcast(l{n}, {k}u)' for k in range(4))})" for n in numbers]
+    elif form.shared:
         weights = [f"subgroupBroadcast(l{n // LANES}, {n % LANES}u)" for n in numbers]
     else:
         weights = [f"W[at_w + {n}u]" for n in numbers]
@@ -129,7 +159,7 @@ def _tile_kernel(form: _Form) -> Kernel:
     vectors, quads = tile.pixels // 4, tile.channels // 4
     kd, kh, _ = form.kernel
     (sd, sh, sw), (dd, dh, _) = form.strides, form.dilations
-    lines = [f"""let strip = group % params.across * {LANES}u + lane;
+    lines = [f"""let strip = group % params.across * {tile.lanes}u + lane;
 let rest = group / params.across;
 let panel = rest % params.panels;
 let image = rest / params.panels;
@@ -137,22 +167,32 @@ let part = panel / params.panels_per_part;
 let channel = panel % params.panels_per_part * {tile.channels}u;
 var at_w = panel * params.panel_size;
 var at_x = (image * params.parts + part) * params.inputs * params.channel + strip * {vectors}u;"""]
-    lines += [f"let b{q} = W[at_w + {q}u];" for q in range(quads)]
+    if form.narrow:
+        for q in range(quads):
+            lines.append(f"let b{q} = vec4f({', '.join(f'W[(at_w + {q}u) * 4u + {k}u]' for k in range(4))});")
+    else:
+        lines += [f"let b{q} = W[at_w + {q}u];" for q in range(quads)]
     lines += [f"var c{i}_{j} = vec4f(b{i // 4}[{i % 4}]);" for i in range(tile.channels) for j in range(vectors)]
-    lines.append(f"at_w += {quads}u;\nfor (var c = 0u; c < params.inputs; c++) {{")
+    lines.append(f"at_w += {quads}u;\nfor (var c = 0u; c < params.inputs; c += {form.together}u) {{")
     row = "at_x"
     if kd > 1:
         lines.append(f"for (var kd = 0u; kd < {kd}u; kd++) {{ let td = kd * {dd}u;")
         row += f" + td % {sd}u * {sh * sw}u * params.plane + td / {sd}u * params.slice"
     if kh > 1:
-        lines.append(f"for (var kh = 0u; kh < {kh}u; kh++) {{ let th = kh * {dh}u;")
+        if not form.column:
+            lines.append(f"for (var kh = 0u; kh < {kh}u; kh++) {{ let th = kh * {dh}u;")
         row += f" + th % {sh}u * {sw}u * params.plane + th / {sh}u * params.width"
-    lines += [f"{{ let row = {row};", _row(form), "}", "}" * ((kd > 1) + (kh > 1)), "at_x += params.channel;\n}"]
+    turn = [f"{{ let row = {row};", _row(form), "}"]
+    if form.column:
+        turn = [line for k in range(kh) for line in (f"{{ let th = {k * dh}u;", *turn, "}")]
+    turn += ["}" * ((kd > 1) + (kh > 1 and not form.column)), "at_x += params.channel;"]
+    lines += [*turn * form.together, "}"]
     lines.append(stores([f"strip * {vectors}u + {j}u" for j in range(vectors)], tile.channels, form.whole))
     loop = form.kernel[2] > UNROLL
     name = f"conv_{'x'.join(map(str, form.kernel))}_tile{tile.channels}x{tile.pixels}"
-    return Kernel(name, "\n".join(lines), (Binding("X", "f32" if loop else "vec4f"), Binding("W", "vec4f")),
-                  params=PARAMS, width=4 if form.whole else 1, lanes=LANES)
+    return Kernel(name, "\n".join(lines), (Binding("X", "f32" if loop else "vec4f"),
+                  Binding("W", "f32" if form.narrow else "vec4f")), params=PARAMS, width=4 if form.whole else 1,
+                  lanes=tile.lanes)
 
 
 def turns(inputs: int, space: Space) -> int:
@@ -167,15 +207,16 @@ def lower_tiles(
     """Emit Conv in register tiles; the result is pending."""
     images, inputs, outputs = x.shape[0], w.shape[1], w.shape[0] // group
     d, h, o = space.axes
+    taps = d.kernel * h.kernel * o.kernel
     kernel = _tile_kernel(_Form(
         tile, (d.kernel, h.kernel, o.kernel), (d.stride, h.stride, o.stride), (d.dilation, h.dilation, o.dilation),
-        o.out % 4 == 0, plan.target.subgroup >= LANES,
+        o.out % 4 == 0, plan.target.subgroup >= LANES or tile.lanes == NARROW,
+        PAIR if tile.lanes == NARROW and taps == 1 and inputs % PAIR == 0 else 1,
     ))
     source = place(plan, x, space, images * group * inputs)
     weights = panels(plan, w, b, group, tile.channels)
     per_group = -(-outputs // tile.channels)
-    taps = d.kernel * h.kernel * o.kernel
-    across = -(-space.length // (tile.pixels * LANES))
+    across = -(-space.length // (tile.pixels * tile.lanes))
     params = sizes(space, group, per_group, inputs, outputs, tile.channels, across)
     flops = 2.0 * images * group * outputs * inputs * taps * d.out * h.out * o.out
     groups = images * group * per_group * across

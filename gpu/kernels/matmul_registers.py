@@ -18,23 +18,28 @@ if TYPE_CHECKING:
     from ..graph.lowering import Lowering
     from ..graph.tensor import Array, Shape, Tensor
 
-__all__ = ["LANES", "Tile", "choose_tile", "lower_registers", "padded_rows", "put", "stores"]
+__all__ = ["LANES", "NARROW", "Tile", "choose_tile", "lower_registers", "padded_rows", "put", "stores"]
 
 
 class Tile(NamedTuple):
     """What one invocation computes: `rows` rows of `columns` groups of four columns.
 
     With `lanes` > 1, so many invocations, one subgroup, share their rows: each loads some of them
-    and hands them to the others; their columns lie side by side.
+    and hands them to the others; their columns lie side by side. One turn of the loop takes
+    `depth` terms, 4 or 2.
     """
 
     rows: int
     columns: int
     lanes: int = 1
+    depth: int = 4
 
 
 TILES = (Tile(16, 4), Tile(8, 4), Tile(4, 4), Tile(8, 1), Tile(4, 1), Tile(1, 4), Tile(1, 1))
 LANES = 8
+NARROW = 4
+"""Invocations in a subgroup of an adapter whose compiler makes hundreds of bytes of each load: there a loop is slow
+once it has outgrown the instruction cache, and compiling takes as long as the shader is large. So tiles are small."""
 
 
 def choose_tile(batch: int, m: int, n: int, subgroup: int) -> Tile:
@@ -46,6 +51,10 @@ def choose_tile(batch: int, m: int, n: int, subgroup: int) -> Tile:
         n: columns of each.
         subgroup: invocations in a subgroup, 0 = unknown.
     """
+    if subgroup == NARROW:
+        if m == 1:
+            return Tile(1, 1)
+        return Tile(8 if m > 4 else 4, 2 if n > 16 else 1, NARROW, 2)
     if subgroup >= 8 and n >= 32:
         return Tile(32 if m > 16 else subgroup, 2, subgroup)
 
@@ -171,6 +180,7 @@ def _lower_subgroups(
     tile: Tile,
 ) -> Tensor:
     k4, n4, width = -(-k // 4), -(-n // 4), tile.columns * tile.lanes
+    a_pitch = k4 * 4 // tile.depth
     left = plan.storage(padded_rows(plan, a, k))
     packed = plan.known_value(b) is not None and batch.size == 1
     if packed:
@@ -187,10 +197,10 @@ def _lower_subgroups(
         "n": n,
         "n4": n4,
         "k": k,
-        "k4": k4,
+        "a_pitch": a_pitch,
         "pitch": pitch,
     }
-    params |= batch.params(m * k4, b_size)
+    params |= batch.params(m * a_pitch, b_size)
     kernel = _subgroup_kernel(tile, a.type or "", n % 4 == 0, packed, len(batch.dims))
     return plan.pending(
         kernel,
@@ -215,7 +225,7 @@ def _panels(array: Array, transposed: bool, width: int) -> Array:
 
 @lru_cache
 def _subgroup_kernel(tile: Tile, kind: str, even_n: bool, packed: bool, rank: int) -> Kernel:
-    lanes, vector = tile.lanes, f"vec4<{kind}>"
+    lanes, depth, vector = tile.lanes, tile.depth, f"vec4<{kind}>"
     rows, columns, loads = range(tile.rows), range(tile.columns), range(tile.rows // lanes)
     width = lanes * tile.columns
     lines = [
@@ -225,10 +235,10 @@ def _subgroup_kernel(tile: Tile, kind: str, even_n: bool, packed: bool, rank: in
         batch_code(rank),
         f"let first = panel * {width}u + lane;",
     ]
-    lines += [f"let r{i} = left + min(row + {i * lanes}u + lane, params.m - 1u) * params.k4;" for i in loads]
+    lines += [f"let r{i} = left + min(row + {i * lanes}u + lane, params.m - 1u) * params.a_pitch;" for i in loads]
     for j in columns:
         if packed:
-            lines.append(f"var n{j} = panel * params.k4 * {4 * width}u + {j * lanes}u + lane;")
+            lines.append(f"var n{j} = panel * params.a_pitch * {depth * width}u + {j * lanes}u + lane;")
         else:
             lines.append(f"var n{j} = right + min(first + {j * lanes}u, params.n4 - 1u);")
     lines += [f"var c{i}_{j} = {vector}();" for i in rows for j in columns]
@@ -240,28 +250,28 @@ def _subgroup_kernel(tile: Tile, kind: str, even_n: bool, packed: bool, rank: in
 
     loaded = [f"let l{i} = a[r{i} + q];" for i in loads]
     shared = [f"let s{i} = subgroupBroadcast(l{i // lanes}, {i % lanes}u);" for i in rows]
-    lines += [f"for (var q = 0u; q < params.{'k4' if packed else 'k / 4u'}; q++) {{", *loaded]
-    for u in range(4):
+    lines += [f"for (var q = 0u; q < params.{'a_pitch' if packed else f'k / {depth}u'}; q++) {{", *loaded]
+    for u in range(depth):
         lines += [f"let b{u}_{j} = b[n{j}]; n{j} += params.pitch;" for j in columns]
     for i in rows:
         lines.append(shared[i])
-        for u in range(4):
+        for u in range(depth):
             lines += products(i, f"[{u}]", [f"b{u}_{j}" for j in columns])
     lines.append("}")
     if not packed:
         # The rows of b end at k: they have no padding of their own to multiply with.
-        lines += ["if (params.k % 4u != 0u) {", "let q = params.k / 4u;", *loaded, *shared]
-        lines += ["for (var u = 0u; u < params.k % 4u; u++) {"]
+        lines += [f"if (params.k % {depth}u != 0u) {{", f"let q = params.k / {depth}u;", *loaded, *shared]
+        lines += [f"for (var u = 0u; u < params.k % {depth}u; u++) {{"]
         lines += [f"let b{j} = b[n{j}]; n{j} += params.pitch;" for j in columns]
         for i in rows:
             lines += products(i, "[u]", [f"b{j}" for j in columns])
         lines += ["}", "}"]
     lines += stores(tile, even_n)
-    names = ["panels", "row_tiles", "m", "n", "n4", "k", "k4", "pitch", *batch_names(rank)]
+    names = ["panels", "row_tiles", "m", "n", "n4", "k", "a_pitch", "pitch", *batch_names(rank)]
     return Kernel(
         f"matmul_{tile.rows}x{4 * width}",
         "\n".join(lines),
-        reads=(Binding("a", vector), Binding("b", vector)),
+        reads=(Binding("a", f"vec{depth}<{kind}>"), Binding("b", vector)),
         params=tuple((name, "u32") for name in names),
         result=kind,
         width=4 if even_n else 1,

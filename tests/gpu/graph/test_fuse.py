@@ -26,16 +26,34 @@ def test_an_elementwise_chain_is_one_dispatch(open_model, parse, rng):
     assert len(dispatches(driver)) == 1
 
 
-def test_widths_do_not_recompile(open_model, parse, rng):
+def test_widths_do_not_recompile_but_for_whole_fours(open_model, parse, rng):
     driver = open_model(parse(A_CHAIN))
-    made = set()
-    for width in (8, 7, 1, 33, 64):
+    made = []
+    for width in (8, 64, 6, 7, 1, 33, 2, 12):
         x, b = rng.standard_normal((1, 3, 2, width), np.float32), rng.standard_normal((3, 1, 1), np.float32)
         (y,) = driver.run({"x": x, "b": b})
         a = x + b
         np.testing.assert_allclose(y, np.maximum(a, 0) * a - x, rtol=1e-6, atol=1e-6)
-        made.add(driver.engine.device.pipelines)
-    assert made == {1}
+        made.append(driver.engine.device.pipelines)
+    assert made == [1, 1, 1, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["float", "int32", "bool"])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((3, 5, 8), (8,)), ((3, 5, 8), (3, 1, 8)), ((3, 5, 8), (5, 1)), ((3, 5, 6), (6,)), ((3, 8), (3, 1)),
+     ((2, 3, 4, 4), (3, 1, 4)), ((2, 3, 4, 4), (2, 1, 1, 4)), ((4, 8), (8, 4, 1))],
+)  # fmt: skip
+def test_what_is_repeated_is_read_where_it_lies(open_model, parse, rng, kind, left, right):
+    op = "And" if kind == "bool" else "Add"
+    shapes = [",".join(map(str, shape)) for shape in (left, right, np.broadcast_shapes(left, right))]
+    driver = open_model(
+        parse(f"g ({kind}[{shapes[0]}] x, {kind}[{shapes[1]}] y) => ({kind}[{shapes[2]}] z) {{ z = {op}(x, y) }}")
+    )
+    dtype = {"float": np.float32, "int32": np.int32, "bool": bool}[kind]
+    x, y = ((9 * rng.standard_normal(shape)).astype(np.int32).astype(dtype) for shape in (left, right))
+    (z,) = driver.run({"x": x, "y": y})
+    np.testing.assert_array_equal(z, x & y if kind == "bool" else x + y)
 
 
 def test_different_constants_share_a_pipeline(open_model, parse, rng):

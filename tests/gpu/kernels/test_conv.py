@@ -183,8 +183,16 @@ def test_tiles_fit_their_outputs():
     assert tile(64, 3136, 8) == Tile(32, 8)
     assert tile(48, 3136, 8) == Tile(16, 8)
     assert tile(64, 1, 8) == Tile(32, 4)
+    assert tile(64, 3136, 4) == Tile(8, 8, 4)
+    assert tile(4, 3136, 4) == Tile(4, 8, 4)
+    assert tile(64, 1, 4) == Tile(8, 4, 4)
+    taps = flatten([Axis(56, 56, 3, begin=1, end=1)] * 2)
+    assert choose_tile(64, taps, 4) == Tile(4, 8, 4)
+    column = flatten([Axis(56, 56, 3, begin=1, end=1), Axis(56, 56)])
+    assert choose_tile(64, column, 4) == Tile(4, 8, 4)
     square = flatten([Axis(28, 28, 3, 1, 1, 1, 1)] * 2)
     assert choose_block(square, True) == Block(4, 16)
+    assert choose_block(square, True, 4) == Block(4, 4)
     assert choose_block(square, False) == Block(1, 4)
     assert choose_block(flatten([Axis(64, 34, 31)] * 2), True) is None
 
