@@ -80,6 +80,11 @@ def backend_names() -> tuple[str, ...]:
     return "auto", *sorted({*_BUILT_IN, *_registered} - (_FOR_TESTS - set(_registered)))
 
 
+def is_built_in(name: str) -> bool:
+    """Whether a name is one of this package's engines, and not taken over by a registered one."""
+    return name in _BUILT_IN and name not in _registered
+
+
 def check_backend(name: str, said_by: str) -> None:
     """Refuse a name that no engine has."""
     if not isinstance(name, str):

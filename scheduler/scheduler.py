@@ -15,8 +15,9 @@ from ..actors import CLOSE_BOUND_S, Actor, run_actor
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Load
 from .arguments import adapter_of, callback_of, count_of, folder_of, policy_of, positive_of, shapes_of
-from .backends import check_backend, choose, engine_factory
+from .backends import check_backend, choose
 from .home import Home
+from .isolation import Isolation, isolated_factory, isolation_of
 from .run import BEGIN_BOUND_S
 from .session import Session
 from .statistics import Statistics
@@ -39,12 +40,14 @@ class Scheduler(trio.abc.AsyncResource):
         max_in_flight: int,
         aging_s: float,
         cache_dir: str | os.PathLike[str] | None,
+        isolation: Isolation = "thread",
     ) -> None:
         self._nursery = nursery
         self._aging_s = aging_s
         self._policy = policy
         self._backend = backend
         self._adapter = adapter
+        self._isolation = isolation
         self._max_in_flight = max_in_flight
         self._cache_dir = cache_dir
         self._home = Home()
@@ -60,6 +63,7 @@ class Scheduler(trio.abc.AsyncResource):
         *,
         backend: str | None = None,
         adapter: str | int | None = None,
+        isolation: Isolation | None = None,
         policy: TerminatePolicy | None = None,
         weight: float = 1.0,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
@@ -73,6 +77,7 @@ class Scheduler(trio.abc.AsyncResource):
             source: a path, bytes, a file object open for reading bytes (Trio's too), or an onnx.ModelProto.
             backend: "auto", "webgpu", "cpu" or a registered name; None: the scheduler's.
             adapter: index or part of the name of an adapter; None: the scheduler's.
+            isolation: "thread" or "process", see `open_scheduler`; None: the scheduler's.
             policy: how runs are cut up and end; None: the scheduler's.
             weight: how much of the adapter's time the session is to have beside others of the same
                 priority: twice the weight, twice the time.
@@ -92,9 +97,10 @@ class Scheduler(trio.abc.AsyncResource):
             UnsupportedOperator: an operator cannot run here.
             NoAdapter: there is nothing to run on, or not what was asked for, or its driver does not work.
             OutOfDeviceMemory: the device has no room for the weights.
+            DeviceLost: the worker process ended during the load, or could not be started.
             OSError: the file cannot be opened.
-            ValueError: an unknown name of a back end, `cpu_threads` below 1, a `weight` that is not
-                positive, or a negative size in `input_shapes`.
+            ValueError: an unknown name of a back end or of an isolation, a back end that cannot be isolated,
+                `cpu_threads` below 1, a `weight` that is not positive, or a negative size in `input_shapes`.
             TypeError: an argument is of a wrong kind; an async `on_progress` is, too.
             trio.ClosedResourceError: the scheduler is closed, or was during the load.
             RuntimeError: called from another Trio run, another thread or a forked process.
@@ -108,6 +114,7 @@ class Scheduler(trio.abc.AsyncResource):
         adapter = adapter_of(adapter)
         policy = policy_of("policy", policy) or self._policy
         weight = positive_of("weight", weight)
+        apart = self._isolation if isolation is None else isolation_of(isolation)
         shapes = shapes_of(input_shapes)
         callback_of("on_progress", on_progress)
         if cpu_threads is not None:
@@ -118,7 +125,7 @@ class Scheduler(trio.abc.AsyncResource):
             try:
                 where = self._adapter if adapter is None else adapter
                 choice = await choose(backend or self._backend, where, self._cache_dir)
-                factory = await engine_factory(choice.backend)
+                factory = await isolated_factory(choice.backend, apart)
                 request = Load(await _content(source), shapes, allow_host_steps, cpu_threads)
 
                 def make() -> Any:
@@ -190,6 +197,7 @@ async def open_scheduler(
     *,
     backend: str = "auto",
     adapter: str | int | None = None,
+    isolation: Isolation = "thread",
     policy: TerminatePolicy | None = None,
     max_in_flight: int = 2,
     aging_s: float = 1.0,
@@ -201,6 +209,8 @@ async def open_scheduler(
         backend: what sessions run on unless `load` says otherwise. "auto": what ``TRIONNX_BACKEND``
             names, else a hardware adapter, else "cpu" where onnxruntime is installed, else a software adapter.
         adapter: index or part of the name of an adapter; None: what ``TRIONNX_ADAPTER`` says, else the best.
+        isolation: where engines run. "thread": in this process, with the lowest latency. "process": each session
+            in a worker process of its own, so that a driver that crashes or hangs costs that session alone.
         policy: how runs are cut up and end, unless `load` or `RunOptions` say otherwise; None: as
             `TerminatePolicy` has it.
         max_in_flight: segments on an adapter's queue at once, at least 1; a policy can only lower it.
@@ -212,7 +222,8 @@ async def open_scheduler(
         The scheduler.
 
     Raises:
-        ValueError: an unknown name of a back end, `max_in_flight` below 1, or an `aging_s` that is not positive.
+        ValueError: an unknown name of a back end or of an isolation, `max_in_flight` below 1, or an `aging_s`
+            that is not positive.
         TypeError: an argument is of a wrong kind.
         RuntimeError: called outside Trio.
 
@@ -220,6 +231,7 @@ async def open_scheduler(
     """
     check_backend(backend, "back end")
     adapter = adapter_of(adapter)
+    isolation = isolation_of(isolation)
     policy = policy_of("policy", policy) or TerminatePolicy()
     max_in_flight = count_of("max_in_flight", max_in_flight)
     aging_s = positive_of("aging_s", aging_s)
@@ -228,7 +240,7 @@ async def open_scheduler(
     error: BaseException
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
-            scheduler = Scheduler(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir)
+            scheduler = Scheduler(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir, isolation)
             try:
                 yield scheduler
             finally:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from . import _interrupt as _interrupt
 
 # isort: split
-# Its initialisation holds the GIL for most of a second; onnx needs it, and by the first load it
-# would stop the event loop for as long.
-import ml_dtypes as _ml_dtypes  # noqa: F401
+import sys as _sys
+
+if "trionnx._worker" not in _sys.orig_argv:
+    # Its initialisation holds the GIL for most of a second; onnx needs it, and by the first load it
+    # would stop the event loop for as long. A worker has none.
+    import ml_dtypes as _ml_dtypes  # noqa: F401
 
 from .gpu.errors import (
     DeviceHung,

@@ -89,9 +89,12 @@ class OrtCpuEngine:
     Args:
         cpu_threads: how many threads compute, where `Load.cpu_threads` does not say; None: one per
             core that this process may use.
+        adapter: ignored; there is none to choose. max_in_flight: ignored; a run is one step.
     """
 
-    def __init__(self, *, cpu_threads: int | None = None) -> None:
+    def __init__(
+        self, *, cpu_threads: int | None = None, adapter: str | int | None = None, max_in_flight: int = 1
+    ) -> None:
         self._cpu_threads = cpu_threads
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -73,6 +73,7 @@ class WebGpuEngine:
         self._count = count
         self._runs: dict[int, Run] = {}
         self._closing = False
+        self._latch: Callable[[int, int], bool] | None = None
         self._device: Device | None = None
         self._clock: Clock | None = None
         self._counter: Counter | None = None
@@ -81,6 +82,10 @@ class WebGpuEngine:
         self._planner: Planner | None = None
         self._plans: OrderedDict[object, Block] = OrderedDict()
         self._explained: tuple[Explained, ...] = ()
+
+    def watch(self, drops: Callable[[int, int], bool]) -> None:
+        """From now on ask this, too, just before a segment is submitted: whether it may not, by run and number."""
+        self._latch = drops
 
     @property
     def device(self) -> Device | None:
@@ -95,7 +100,7 @@ class WebGpuEngine:
 
     def begin(self, request: Begin, done: Done) -> None:
         """See Engine."""
-        run = self._runs[request.run] = Run(request)
+        run = self._runs[request.run] = Run(request, latch=self._latch)
         self._post(done, lambda: self._begin(run, request))
 
     def submit(self, segment: Segment, done: Done) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ class Run:
     Attributes:
         request: what began it.
         stops: how often it was stopped, from any thread; read by the queue's just before it submits.
+        latch: what else may say that a segment is not to be submitted, by the numbers of run and segment.
         fault: the error that ended it. recalled: no segment below this number is to be submitted.
         frame: feeds and results of host steps, by key.
         block: the block that its segments are of, the `activation`-th it has entered.
@@ -31,6 +32,7 @@ class Run:
 
     request: Begin
     stops: int = 0
+    latch: Callable[[int, int], bool] | None = None
     fault: BaseException | None = None
     recalled: int = 0
     frame: dict[int, Any] = field(default_factory=dict)
@@ -48,7 +50,9 @@ class Run:
 
     def drops(self, seq: int) -> bool:
         """Whether a segment may not be submitted."""
-        return self.stops > 0 or self.fault is not None or seq < self.recalled
+        if self.stops > 0 or self.fault is not None or seq < self.recalled:
+            return True
+        return self.latch is not None and self.latch(self.request.run, seq)
 
     def check(self) -> None:
         """Raises RunStopped once the run was stopped."""
