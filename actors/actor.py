@@ -7,9 +7,11 @@ not decide what is sent next. An error of one request goes to who asked; only a 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import trio
@@ -26,6 +28,7 @@ from ..gpu.seam import (
     Explained,
     Failed,
     Finished,
+    Free,
     Load,
     Loaded,
     Outputs,
@@ -33,6 +36,7 @@ from ..gpu.seam import (
     Read,
     Reply,
     Segment,
+    TensorRef,
 )
 
 __all__ = ["CLOSE_BOUND_S", "Actor", "run_actor"]
@@ -43,6 +47,7 @@ CLOSE_BOUND_S = 10.0
 OnReply = Callable[[Reply], None]
 IsNews = Callable[[Reply], bool]
 OnProgress = Callable[[str, int, int], None]
+_numbers = itertools.count()
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
@@ -66,7 +71,8 @@ class Actor:
     """The handle on an actor. Made by `run_actor`; used from its Trio run, `stop_nowait` from any thread.
 
     Attributes:
-        loaded: what the engine said of the session.
+        number: no other actor of this process has it. generation: of its engine, counted from 0.
+        loaded: what the engine said of the first model.
         closed: set once the engine was given back, or abandoned.
     """
 
@@ -74,6 +80,7 @@ class Actor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.number, self.generation = next(_numbers), 0
         self._token = trio.lowlevel.current_trio_token()
         self._outbox, self._mailbox = trio.open_memory_channel[_Request](math.inf)
         self._serving = trio.CancelScope()
@@ -127,15 +134,56 @@ class Actor:
         request = Read(run, names)
         return (await self._ask(Outputs, lambda engine, done: engine.read(request, done), run)).values
 
-    async def end(self, run: int) -> Ended:
-        """Wait until nothing of the run is in flight, and forget it.
+    async def read_kept(self, run: int, tensors: tuple[TensorRef, ...]) -> tuple[Any, ...]:
+        """Bring values back that the engine has kept.
+
+        Args:
+            run: a number that no run has or had.
+            tensors: which.
+
+        Raises:
+            Exception: what the engine failed with.
+
+        **Cancellation:** the engine leaves it when it can; the reply is dropped.
+        """
+        request = Read(run, tensors=tensors)
+        self._stops[run] = []
+        try:
+            return (await self._ask(Outputs, lambda engine, done: engine.read(request, done), run)).tensors
+        finally:
+            self.stop_nowait(run)
+            self._stops.pop(run, None)
+
+    async def end(self, run: int, kept: tuple[TensorRef, ...] = ()) -> Ended:
+        """Wait until nothing of the run is in flight, and forget it, and what it kept but for `kept`.
 
         **Cancellation:** the engine forgets the run all the same, when it can.
         """
+
+        def send(engine: Engine, done: Done) -> None:
+            if kept:
+                engine.end(run, done, kept)
+            else:
+                engine.end(run, done)
+
         try:
-            return await self._ask(Ended, lambda engine, done: engine.end(run, done))
+            return await self._ask(Ended, send)
         finally:
             self._stops.pop(run, None)
+
+    async def load(self, request: Load, on_progress: OnProgress | None = None) -> Loaded:
+        """Load a further model.
+
+        Raises:
+            Exception: what the engine failed with; what `on_progress` raised.
+
+        **Cancellation:** the load goes on; follow with `free_nowait`, which ends it.
+        """
+        return await self._load(request, on_progress)
+
+    def free_nowait(self, request: Free, on_reply: OnReply = lambda _: None) -> None:
+        """Give values and models back; `on_reply` hears when that is done, or when the actor has ended."""
+        self._post(_Request(lambda engine, done: engine.free(request, done), on_reply))
 
     def stop_nowait(self, run: int) -> None:
         """Stop a run: one-way, at once, ahead of the mailbox. Thread-safe; no effect on a run that is over."""
@@ -149,9 +197,9 @@ class Actor:
         if run in self._stops:
             self._engine.recall(run, seq)
 
-    def explain(self) -> tuple[Explained, ...]:
-        """Where each node of the newest plan runs."""
-        return self._engine.explain()
+    def explain(self, model: int = 0) -> tuple[Explained, ...]:
+        """Where each node of a model's newest plan runs."""
+        return self._engine.explain(model) if model else self._engine.explain()
 
     def close_nowait(self, *, abandon: bool = False) -> None:
         """Let the task give the engine back, and end. `closed` tells when.
@@ -164,7 +212,8 @@ class Actor:
 
     # --- the task -------------------------------------------------------------------------------
 
-    async def _load(self, request: Load, on_progress: OnProgress | None) -> None:
+    async def _load(self, request: Load, on_progress: OnProgress | None) -> Loaded:
+        request = replace(request, actor=self.number, generation=self.generation)
         heard: deque[Progress | Reply] = deque()
         news = trio.Event()
 
@@ -179,7 +228,10 @@ class Actor:
 
         load = _Request(lambda engine, done: engine.load(request, done, progress), hear)
         self._pending.add(load)
-        self._send(load)
+        if self._open:
+            self._send(load)
+        else:
+            self._deliver(load, Failed(trio.ClosedResourceError("the session was closed")))
         while True:
             await news.wait()
             news = trio.Event()
@@ -189,8 +241,7 @@ class Actor:
                     assert on_progress is not None
                     on_progress(item.phase, item.done, item.total)
                 else:
-                    self.loaded = _expect(Loaded, item)
-                    return
+                    return _expect(Loaded, item)
 
     async def _serve(self) -> None:
         with self._serving:
@@ -298,7 +349,7 @@ async def run_actor(
     """
     actor = Actor(make())
     try:
-        await actor._load(request, on_progress)
+        actor.loaded = await actor._load(request, on_progress)
         task_status.started(actor)
         await actor._serve()
     finally:

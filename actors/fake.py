@@ -17,6 +17,7 @@ import numpy as np
 import trio
 
 from ..gpu.errors import RunStopped
+from ..gpu.kept import Kept
 from ..gpu.seam import (
     Begin,
     Begun,
@@ -30,6 +31,8 @@ from ..gpu.seam import (
     Failed,
     Fenced,
     Finished,
+    Free,
+    Freed,
     Load,
     Loaded,
     ModelMetadata,
@@ -41,12 +44,13 @@ from ..gpu.seam import (
     StepKind,
     StepView,
     TensorInfo,
+    TensorRef,
 )
 
 __all__ = ["FakeEngine", "FakeModel", "Happening"]
 
 Array = np.ndarray[Any, Any]
-What = Literal["load", "begin", "handed", "driver", "finish", "drop", "stop", "read", "end", "close"]
+What = Literal["load", "begin", "handed", "driver", "finish", "drop", "stop", "read", "end", "free", "close"]
 
 
 class Happening(NamedTuple):
@@ -129,9 +133,10 @@ def _outputs(feeds: Mapping[str, Array], trace: int) -> dict[str, Array]:
 class _Run:
     """A run's frame in the engine."""
 
-    def __init__(self, request: Begin) -> None:
+    def __init__(self, request: Begin, model: FakeModel) -> None:
         self.request = request
-        self.feeds = {name: np.array(feed) for name, feed in request.feeds.items()}
+        self.model = model
+        self.feeds = {name: np.array(feed) for name, feed in request.feeds.items() if not isinstance(feed, TensorRef)}
         self.stops = self.recalled = 0
         self.trace = 0
         self.early: dict[str, Array] = {}
@@ -155,6 +160,8 @@ class FakeEngine:
     def __init__(self, adapter: object = None, max_in_flight: int = 2, model: FakeModel | None = None) -> None:
         self.max_in_flight = max_in_flight
         self.model = model or FakeModel()
+        self.models: dict[int, FakeModel] = {}
+        self.kept: Kept[Array] = Kept()
         self.log: list[Happening] = []
         self._todo: deque[Callable[[], Awaitable[None]]] = deque()
         self._driver: deque[tuple[_Run, Segment, float, Done]] = deque()
@@ -168,21 +175,26 @@ class FakeEngine:
 
     def load(self, request: Load, done: Done, progress: Callable[[Progress], None]) -> None:
         """Play the source, where it is a `FakeModel`."""
-        if isinstance(request.source, FakeModel):
-            self.model = request.source
-        self.model.engines.append(self)
-        self._token = trio.lowlevel.current_trio_token()
-        trio.lowlevel.spawn_system_task(self._live)
+        model = request.source if isinstance(request.source, FakeModel) else self.model
+        model.engines.append(self)
+        if self._token is None:
+            self.model = model
+            self.kept.belong(request.actor, request.generation)
+            self._token = trio.lowlevel.current_trio_token()
+            trio.lowlevel.spawn_system_task(self._live)
+        self.models[request.model] = model
+
+        def stopped() -> bool:
+            return self._closing or request.model not in self.models
 
         async def work() -> None:
-            model = self.model
             for part in range(4):
                 progress(Progress("compile", part, 4))
-                if not await self._pass(model.load_s / 4, lambda: self._closing):
+                if not await self._pass(model.load_s / 4, stopped):
                     done(Failed(RunStopped()))
                     return
             progress(Progress("compile", 4, 4))
-            if await self._goes_wrong("load", done, lambda: self._closing):
+            if await self._goes_wrong("load", done, stopped, model):
                 return
             outputs = (
                 TensorInfo("y", "tensor(double)", ("n",), np.dtype(np.float64)),
@@ -195,14 +207,22 @@ class FakeEngine:
 
     def begin(self, request: Begin, done: Done) -> None:
         """Start a run."""
-        run = self._runs[request.run] = _Run(request)
+        run = self._runs[request.run] = _Run(request, self.models.get(request.model, self.model))
 
         async def work() -> None:
             stopped = self._is_stopped(run)
-            if not await self._pass(self.model.begin_s, stopped):
+            self.kept.begin(request.run)
+            try:
+                for name, feed in request.feeds.items():
+                    if isinstance(feed, TensorRef):
+                        run.feeds[name] = self.kept.find(name, feed)
+            except Exception as error:
+                done(Failed(error))
+                return
+            if not await self._pass(run.model.begin_s, stopped):
                 done(Failed(RunStopped()))
-            elif not await self._goes_wrong("begin", done, stopped):
-                done(Begun(request.run, self.model.view()))
+            elif not await self._goes_wrong("begin", done, stopped, run.model):
+                done(Begun(request.run, run.model.view()))
 
         self._later("begin", work, request.run)
 
@@ -223,9 +243,9 @@ class FakeEngine:
                 return
             run.submitted += 1
             self._note("driver", segment.run, segment.seq)
-            self._driver.append((run, segment, self._seconds(segment), done))
+            self._driver.append((run, segment, self._seconds(run, segment), done))
             run.most = max(run.most, len(self._driver))
-            run.on_gpu += self._kind(segment) == "gpu"
+            run.on_gpu += self._kind(run, segment) == "gpu"
             self._tell()
 
         self._later("handed", work, segment.run, segment.seq)
@@ -248,27 +268,66 @@ class FakeEngine:
             self._tell()
 
     def read(self, request: Read, done: Done) -> None:
-        """Give outputs of a run that has executed everything, or those that are ready."""
+        """Give outputs of a run that has executed everything, or those that are ready; or what was kept."""
+        if request.tensors:
+            self._read_kept(request, done)
+            return
         run = self._runs[request.run]
         stopped = self._is_stopped(run, run.stops)
 
         async def work() -> None:
             await self._until(lambda: not self._driver)
             outputs = run.early if run.stops else {**_outputs(run.feeds, run.trace), **run.early}
-            if not outputs.keys() >= set(request.names) or not await self._pass(self.model.read_s, stopped):
+            if not outputs.keys() >= set(request.names) or not await self._pass(run.model.read_s, stopped):
                 done(Failed(RunStopped()))
-            elif not await self._goes_wrong("read", done, stopped):
-                done(Outputs(request.run, {name: outputs[name] for name in request.names}))
+            elif not await self._goes_wrong("read", done, stopped, run.model):
+                done(Outputs(request.run, {name: self._keep(run, name, outputs[name]) for name in request.names}))
 
         self._later("read", work, request.run)
 
-    def end(self, run: int, done: Done) -> None:
+    def _keep(self, run: _Run, name: str, array: Array) -> Any:
+        request = run.request
+        if name not in request.keep:
+            return array
+        return self.kept.add(array, request.model, request.run, array.dtype, array.shape)
+
+    def _read_kept(self, request: Read, done: Done) -> None:
+        async def work() -> None:
+            try:
+                arrays = tuple(np.array(self.kept.find("", ref)) for ref in request.tensors)
+            except Exception as error:
+                done(Failed(error))
+                return
+            if await self._pass(self.model.read_s, lambda: self._closing):
+                done(Outputs(request.run, tensors=arrays))
+            else:
+                done(Failed(RunStopped()))
+
+        self._later("read", work, request.run)
+
+    def free(self, request: Free, done: Done) -> None:
+        """Forget arrays and models."""
+        for model in request.models:
+            self.models.pop(model, None)
+        self._tell()
+
+        async def work() -> None:
+            self.kept.free(request.tensors)
+            for model in request.models:
+                self.kept.free_model(model)
+            done(Freed())
+
+        self._later("free", work)
+
+    def end(self, run: int, done: Done, kept: tuple[TensorRef, ...] = ()) -> None:
         """Wait for what is in flight, and forget the run."""
 
         async def work() -> None:
             await self._until(lambda: not self._driver)
-            await self._pass(self.model.end_s, lambda: False)
-            if not await self._goes_wrong("end", done, lambda: False):
+            model = self._runs[run].model if run in self._runs else self.model
+            await self._pass(model.end_s, lambda: False)
+            if not await self._goes_wrong("end", done, lambda: False, model):
+                self.kept.end(run, kept)
                 frame = self._runs.pop(run, None)
                 if frame is None:
                     done(Ended(run, Counts()))
@@ -279,9 +338,9 @@ class FakeEngine:
 
         self._later("end", work, run)
 
-    def explain(self) -> tuple[Explained, ...]:
+    def explain(self, model: int = 0) -> tuple[Explained, ...]:
         """One line for each step."""
-        steps = [step for block in self.model.blocks for step in block]
+        steps = [step for block in self.models.get(model, self.model).blocks for step in block]
         return tuple(Explained(f"step{index}", "Fake", step.kind, "a fake") for index, step in enumerate(steps))
 
     def close(self, done: Done) -> None:
@@ -298,6 +357,7 @@ class FakeEngine:
             if not await self._goes_wrong("close", done, lambda: False):
                 self._gone = True
                 self._runs.clear()
+                self.kept.clear()
                 done(Closed())
 
         self._later("close", work)
@@ -345,11 +405,11 @@ class FakeEngine:
             await self._until(lambda: bool(self._driver))
             run, segment, seconds, done = self._driver[0]
             await trio.sleep(seconds)
-            if "driver" in self.model.hangs or segment.seq in self.model.hangs:
+            if "driver" in run.model.hangs or segment.seq in run.model.hangs:
                 await trio.sleep_forever()
             next_block = self._execute(run, segment)
             run.finished += 1
-            error = self.model.failures.pop(segment.seq, None)
+            error = run.model.failures.pop(segment.seq, None)
             run.stops += error is not None
             self._note("finish", segment.run, segment.seq)
             self._driver.popleft()
@@ -357,42 +417,42 @@ class FakeEngine:
             ready = tuple(run.news)
             run.news.clear()
             if run.request.profile:
-                run.times.append(NodeTime(f"segment{segment.seq}", "Fake", self._kind(segment), seconds))
+                run.times.append(NodeTime(f"segment{segment.seq}", "Fake", self._kind(run, segment), seconds))
             done(Failed(error) if error else Fenced(segment.run, segment.seq, seconds, next_block, ready))
 
     def _execute(self, run: _Run, segment: Segment) -> BlockView | Finished | None:
-        steps, stop = self.model.blocks[segment.start.activation], segment.stop
+        steps, stop = run.model.blocks[segment.start.activation], segment.stop
         for index in range(segment.start.step, min(stop.step + 1, len(steps))):
             first = segment.start.unit if index == segment.start.step else 0
             last = stop.unit if index == stop.step else steps[index].units
             for unit in range(first, last):
                 run.trace = _mix(run.trace, segment.start.activation, index, unit)
             if last == steps[index].units and last > 0:
-                made = self.model.made_at(segment.start.activation, index, run.feeds, run.trace)
+                made = run.model.made_at(segment.start.activation, index, run.feeds, run.trace)
                 run.early |= made
                 run.news += made
-        if stop.activation == len(self.model.blocks) - 1 and stop.step == len(steps):
+        if stop.activation == len(run.model.blocks) - 1 and stop.step == len(steps):
             made = {n: a for n, a in _outputs(run.feeds, run.trace).items() if n not in run.early}
             run.early |= made
             run.news += made
-        if stop.step == len(steps) and stop.activation in self.model.dynamic:
-            return self.model.view(stop.activation + 1)
+        if stop.step == len(steps) and stop.activation in run.model.dynamic:
+            return run.model.view(stop.activation + 1)
         return None
 
-    def _seconds(self, segment: Segment) -> float:
-        steps, start, stop = self.model.blocks[segment.start.activation], segment.start, segment.stop
+    def _seconds(self, run: _Run, segment: Segment) -> float:
+        steps, start, stop = run.model.blocks[segment.start.activation], segment.start, segment.stop
         total = 0.0
         for index in range(start.step, min(stop.step + 1, len(steps))):
             first = start.unit if index == start.step else 0
             last = stop.unit if index == stop.step else steps[index].units
             total += steps[index].cost_s * (last - first) / steps[index].units
-        return total * self.model.speed
+        return total * run.model.speed
 
     def _is_stopped(self, run: _Run, before: int = 0) -> Callable[[], bool]:
         return lambda: run.stops > before
 
-    def _kind(self, segment: Segment) -> StepKind:
-        return self.model.blocks[segment.start.activation][segment.start.step].kind
+    def _kind(self, run: _Run, segment: Segment) -> StepKind:
+        return run.model.blocks[segment.start.activation][segment.start.step].kind
 
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -405,13 +465,16 @@ class FakeEngine:
                 await self._until(stopped)
         return not stopped()
 
-    async def _goes_wrong(self, key: str, done: Done, stopped: Callable[[], bool]) -> bool:
-        if key in self.model.hangs:
-            await self._until(lambda: key not in self.model.hangs)
+    async def _goes_wrong(
+        self, key: str, done: Done, stopped: Callable[[], bool], model: FakeModel | None = None
+    ) -> bool:
+        model = model or self.model
+        if key in model.hangs:
+            await self._until(lambda: key not in model.hangs)
         if stopped():
             done(Failed(RunStopped()))
             return True
-        error = self.model.failures.pop(key, None)
+        error = model.failures.pop(key, None)
         if error is not None:
             done(Failed(error))
         return error is not None

@@ -33,6 +33,8 @@ from ..gpu.seam import (
     Explained,
     Failed,
     Fenced,
+    Free,
+    Freed,
     Load,
     Loaded,
     Outputs,
@@ -40,6 +42,7 @@ from ..gpu.seam import (
     Read,
     Reply,
     Segment,
+    TensorRef,
 )
 from .border import codec
 from .border.messages import Close, End, Explanation, Lost, Recall, Setup, Stop, Up
@@ -111,7 +114,7 @@ class RemoteEngine:
         self._why = ""
         self._closers: list[Done] = []
         self._bound: threading.Timer | None = None
-        self._explained: tuple[Explained, ...] = ()
+        self._explained: dict[int, tuple[Explained, ...]] = {}
         self.up = False
 
     @property
@@ -191,7 +194,7 @@ class RemoteEngine:
 
         self._ask(request, done, fits)
 
-    def end(self, run: int, done: Done) -> None:
+    def end(self, run: int, done: Done, kept: tuple[TensorRef, ...] = ()) -> None:
         """Have the run forgotten."""
         self._check()
 
@@ -199,12 +202,17 @@ class RemoteEngine:
             self._release(run)
             done(reply)
 
-        self._ask(End(run), ended, lambda reply: isinstance(reply, Ended) and reply.run == run)
+        self._ask(End(run, kept), ended, lambda reply: isinstance(reply, Ended) and reply.run == run)
 
-    def explain(self) -> tuple[Explained, ...]:
-        """What the worker told of its newest plan."""
+    def free(self, request: Free, done: Done) -> None:
+        """Have values and models given back."""
         self._check()
-        return self._explained
+        self._ask(request, done, lambda reply: isinstance(reply, Freed))
+
+    def explain(self, model: int = 0) -> tuple[Explained, ...]:
+        """What the worker told of a model's newest plan."""
+        self._check()
+        return self._explained.get(model, ())
 
     def close(self, done: Done) -> None:
         """Have the engine closed. Closed once the process is reaped, after `close_bound_s` or little more at the most.
@@ -299,6 +307,8 @@ class RemoteEngine:
         """The answer to what no worker will answer."""
         if self._why:
             return Failed(DeviceLost(f"the worker process {self._why}"))
+        if isinstance(message, Free):
+            return Freed()
         return Ended(message.run, Counts()) if isinstance(message, End) else Failed(RunStopped())
 
     # --- the writer -----------------------------------------------------------------------------
@@ -396,7 +406,7 @@ class RemoteEngine:
             self.up = True
             return
         if isinstance(message, Explanation):
-            self._explained = message.nodes
+            self._explained[message.model] = message.nodes
             return
         if isinstance(message, Outputs):
             control.taken += 1
@@ -416,6 +426,8 @@ def _is_slow(feeds: Mapping[str, Any]) -> bool:
     """Whether packing them takes longer than an event loop should stand still."""
     total = 0
     for feed in feeds.values():
+        if isinstance(feed, TensorRef):
+            continue
         if not isinstance(feed, np.ndarray | np.generic) or feed.dtype.kind in "OT":
             return True
         total += feed.nbytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from .seam import Begin, Done, Explained, Load, Progress, Read, Segment
+from .seam import Begin, Done, Explained, Free, Load, Progress, Read, Segment, TensorRef
 
 __all__ = ["Engine"]
 
@@ -20,13 +20,13 @@ class Engine(Protocol):
     those that are waiting. A run obeys the `TerminatePolicy` that its `Begin` brings; what an engine
     cannot honour, its `Loaded.limits` tells.
 
-    Rules for the caller: `load` once, first. Between `begin` and `end` of a run, segments in
+    Rules for the caller: `load` first, and further models between runs. Between `begin` and `end` of a run, segments in
     order of `seq`, back to back, starting at Cursor(0, 0, 0). At most one run at a time between
     `begin` and the answer to its `end`.
     """
 
     def load(self, request: Load, done: Done, progress: Callable[[Progress], None]) -> None:
-        """Make the session. Loaded | Failed; `progress` before that, from any thread."""
+        """Make the session, or add a model to it. Loaded | Failed; `progress` before that, from any thread."""
 
     def begin(self, request: Begin, done: Done) -> None:
         """Check the feeds, plan, compile, allocate. Begun | Failed."""
@@ -53,11 +53,21 @@ class Engine(Protocol):
     def read(self, request: Read, done: Done) -> None:
         """Bring outputs back. Outputs | Failed."""
 
-    def end(self, run: int, done: Done) -> None:
-        """Wait for what is in flight, forget the run. Ended, also for a run that is not known."""
+    def end(self, run: int, done: Done, kept: tuple[TensorRef, ...] = ()) -> None:
+        """Wait for what is in flight, forget the run. Ended, also for a run that is not known.
 
-    def explain(self) -> tuple[Explained, ...]:
-        """Where each node of the newest plan runs. Thread-safe, does not wait."""
+        Of the values that the run had kept, those not in `kept` are given back.
+        """
+
+    def free(self, request: Free, done: Done) -> None:
+        """Give values and models back. Freed.
+
+        No run of these models is under way; their load is left as a run is that was stopped. A value
+        that the run under way reads lasts until its end.
+        """
+
+    def explain(self, model: int = 0) -> tuple[Explained, ...]:
+        """Where each node of a model's newest plan runs. Thread-safe, does not wait."""
 
     def close(self, done: Done) -> None:
         """Stop every run and a load under way, then give everything back. Closed, even if called twice."""

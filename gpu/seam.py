@@ -28,6 +28,8 @@ __all__ = [
     "Failed",
     "Fenced",
     "Finished",
+    "Free",
+    "Freed",
     "Load",
     "Loaded",
     "ModelMetadata",
@@ -40,6 +42,7 @@ __all__ = [
     "StepKind",
     "StepView",
     "TensorInfo",
+    "TensorRef",
 ]
 
 StepKind = Literal["gpu", "host", "opaque"]
@@ -123,6 +126,22 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A handle on a value that stays in an engine; the bytes are the engine's.
+
+    Attributes:
+        actor: number of the actor whose engine has it. generation: which of the actor's engines.
+        id: what the engine calls it; never used again for another.
+    """
+
+    actor: int
+    generation: int
+    id: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelMetadata:
     """What a model says of itself."""
 
@@ -156,19 +175,24 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Make a session of a model.
+    """Make a session of a model, or add a model to it.
 
     Attributes:
         source: a path, bytes, or an onnx.ModelProto.
         input_shapes: make and compile a plan for these ahead of the first run.
         allow_host_steps: False: an operator on floats without a kernel is an error.
         cpu_threads: for engines that compute on the CPU; None = theirs to choose.
+        model: a number that no other model of this engine has or had; 0 for the first.
+        actor, generation: what the engine's `TensorRef`s bear.
     """
 
     source: Any
     input_shapes: Mapping[str, tuple[int, ...]] | None = None
     allow_host_steps: bool = True
     cpu_threads: int | None = None
+    model: int = 0
+    actor: int = field(default=0, compare=False)
+    generation: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +201,12 @@ class Begin:
 
     Attributes:
         run: a number that no other run of this engine has or had.
-        feeds: input name -> array. The engine reads them until `Ended`.
+        feeds: input name -> array, or a `TensorRef` of this engine. The engine reads them until `Ended`.
         wanted: names of the outputs, in order.
         policy: of the run; what of it the engine obeys itself is `max_in_flight`.
         profile: measure each node.
+        model: which of the engine's models.
+        keep: names of wanted outputs that stay in the engine: of these `Outputs` has `TensorRef`s.
     """
 
     run: int
@@ -188,14 +214,29 @@ class Begin:
     wanted: tuple[str, ...]
     policy: TerminatePolicy = field(default_factory=TerminatePolicy)
     profile: bool = False
+    model: int = 0
+    keep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Bring outputs back as NumPy arrays: of a finished run, or those that a `Fenced` has called ready."""
+    """Bring outputs back as NumPy arrays: of a finished run, or those that a `Fenced` has called ready.
+
+    Attributes:
+        tensors: or of values that the engine has kept: then `run` is a number that no run has, for `stop`.
+    """
 
     run: int
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    tensors: tuple[TensorRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Give back values that were kept, and models with all that they hold; those that are unknown are passed over."""
+
+    tensors: tuple[TensorRef, ...] = ()
+    models: tuple[int, ...] = ()
 
 
 # --- replies --------------------------------------------------------------------------------
@@ -267,10 +308,16 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What `Read` asked for. Arrays belong to the receiver."""
+    """What `Read` asked for: `values` by the names of outputs, `tensors` in order. Arrays belong to the receiver."""
 
     run: int
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    tensors: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What `Free` named is gone, or goes with the end of the run that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,5 +384,5 @@ class Closed:
     """The engine is gone, with all it held."""
 
 
-Reply = Loaded | Begun | Fenced | Dropped | Outputs | Ended | Failed | Closed
+Reply = Loaded | Begun | Fenced | Dropped | Outputs | Ended | Freed | Failed | Closed
 Done = Callable[[Reply], None]

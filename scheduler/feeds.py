@@ -9,6 +9,7 @@ import numpy as np
 
 from ..gpu.errors import InvalidInput
 from ..gpu.seam import TensorInfo
+from .tensor import DeviceTensor
 
 __all__ = ["check_feeds", "check_names", "is_slow", "pack"]
 
@@ -44,12 +45,12 @@ def check_names(outputs: Sequence[TensorInfo], names: Iterable[str] | None) -> t
 def check_feeds(
     inputs: Sequence[TensorInfo], overridable: Sequence[TensorInfo], feeds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The feeds as NumPy arrays of the declared dtypes; not yet contiguous, nor aligned.
+    """The feeds as NumPy arrays of the declared dtypes; not yet contiguous, nor aligned. Tensors stay as they are.
 
     Args:
         inputs: what must be fed.
         overridable: what may be fed.
-        feeds: name -> array, or numbers (nested in lists) that become one.
+        feeds: name -> array, numbers (nested in lists) that become one, or a `DeviceTensor`.
 
     Raises:
         InvalidInput: a name that is not known, a name that is missing (and is no optional), or a wrong dtype, rank or
@@ -88,11 +89,13 @@ def _plain(array: Array) -> Array:
 
 
 def _check(info: TensorInfo, value: Any) -> Any:
-    if info.dtype is None:
+    if info.dtype is None and not isinstance(value, DeviceTensor):
         return value
-    array = _array(info, value)
+    if isinstance(value, DeviceTensor) and value.dtype != info.dtype:
+        raise InvalidInput(info.name, _declared(info), _given(value, False))
+    array = value if isinstance(value, DeviceTensor) else _array(info, value)
     if info.shape is not None:
-        fits = len(info.shape) == array.ndim and all(
+        fits = len(info.shape) == len(array.shape) and all(
             not isinstance(want, int) or want < 0 or want == got
             for want, got in zip(info.shape, array.shape, strict=True)
         )
@@ -142,9 +145,9 @@ def _declared(info: TensorInfo) -> str:
     return f"{kind} of shape ({_shape('?' if size is None else size for size in info.shape)})"
 
 
-def _given(array: Array, with_values: bool) -> str:
+def _given(array: Array | DeviceTensor, with_values: bool) -> str:
     values = ""
-    if with_values and array.dtype.kind in "iu" and array.size:
+    if with_values and isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size:
         low, high = int(array.min()), int(array.max())
         values = f" with the value {low}" if low == high else f" with values {low} to {high}"
     return f"{array.dtype} of shape ({_shape(array.shape)}){values}"

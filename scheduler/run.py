@@ -16,13 +16,14 @@ import trio
 from ..actors import Actor
 from ..gpu.errors import DeviceHung, RunStopped, RunTerminated
 from ..gpu.policy import TerminatePolicy
-from ..gpu.seam import Begin, BlockView, Cursor, Dropped, Ended, Failed, Fenced, Finished, Reply, Segment
+from ..gpu.seam import Begin, BlockView, Cursor, Dropped, Ended, Failed, Fenced, Finished, Reply, Segment, TensorRef
 from . import cut
 from .feeds import is_slow, pack
 from .flight import Flight
 from .governor import Governor
 from .home import Home
 from .options import RunOptions
+from .tensor import current
 from .turns import Ask
 
 __all__ = ["AHEAD", "BEGIN_BOUND_S", "Deliver", "Run", "Share"]
@@ -64,6 +65,8 @@ class Run:
         options: RunOptions,
         pieces: Pieces,
         share: Share,
+        model: int = 0,
+        keep: tuple[str, ...] = (),
     ) -> None:
         self._actor = actor
         self._governor = governor
@@ -72,6 +75,7 @@ class Run:
         self._options = options
         self._pieces = pieces
         self._share = share
+        self._model, self._keep = model, keep
         self._number = governor.new_run()
         # What came first; setdefault is atomic, so that any thread may try.
         self._first: dict[None, Reason] = {}
@@ -92,6 +96,11 @@ class Run:
         self.scope = trio.CancelScope()
         self.ended = Ended(self._number)
         self.hung = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the session is not free for it yet."""
+        return not self._asked
 
     # --- stopping, pausing ------------------------------------------------------------------------
 
@@ -146,8 +155,8 @@ class Run:
             deliver: called with each output wanted as soon as it is there.
 
         Returns:
-            The outputs, in the order wanted; None for those that were not reached, where the run was
-            terminated and its policy says "stop_submit".
+            The outputs, in the order wanted, a `TensorRef` of each that is kept; None for those that were not
+            reached, where the run was terminated and its policy says "stop_submit".
 
         Raises:
             RunTerminated: `terminate` came first.
@@ -176,7 +185,7 @@ class Run:
             if outputs is None and self._stops_softly():
                 outputs = await self._what_was_reached(wanted, deliver)
         finally:
-            await self._leave()
+            await self._leave(outputs or {})
             if mine:
                 lock.release()
         if outputs is not None:
@@ -199,7 +208,9 @@ class Run:
     ) -> Mapping[str, Any] | None:
         self._asked = True
         self._eager = self._eager or deliver is not None
-        request = Begin(self._number, pack(feeds), wanted, self._policy, self._options.profile)
+        given = current(pack(feeds))
+        profile = self._options.profile
+        request = Begin(self._number, given, wanted, self._policy, profile, self._model, self._keep)
         self._enter(await self._actor.begin(request))
         self._begun = True
         with self._flight.watch:
@@ -255,8 +266,9 @@ class Run:
         await trio.lowlevel.checkpoint_if_cancelled()
         return dict.fromkeys(wanted) | self._outputs
 
-    async def _leave(self) -> None:
-        """Hand nothing more over, and wait for what is in flight."""
+    async def _leave(self, outputs: Mapping[str, Any]) -> None:
+        """Hand nothing more over, and wait for what is in flight. Of what was kept, what is in `outputs` stays."""
+        kept = tuple(value for value in outputs.values() if isinstance(value, TensorRef))
         self._over = True
         self._governor.leave(self._number, len(self._flight))
         if not self._asked:
@@ -264,7 +276,7 @@ class Run:
         self._actor.stop_nowait(self._number)
         bound_s = 0.0 if self.hung else self._flight.drain_bound() if self._begun else BEGIN_BOUND_S
         with trio.move_on_after(bound_s, shield=True) as bound, contextlib.suppress(Exception):
-            self.ended = await self._actor.end(self._number)
+            self.ended = await self._actor.end(self._number, kept)
         self.hung = self.hung or bound.cancelled_caught
         self._governor.leave(self._number, 0)
 

@@ -18,6 +18,7 @@ from .arguments import adapter_of, callback_of, count_of, folder_of, policy_of, 
 from .backends import check_backend, choose
 from .home import Home
 from .isolation import Isolation, isolated_factory, isolation_of
+from .neighbours import Neighbours
 from .run import BEGIN_BOUND_S
 from .session import Session
 from .statistics import Statistics
@@ -53,7 +54,7 @@ class Scheduler(trio.abc.AsyncResource):
         self._home = Home()
         self._closed = False
         self._loads: set[trio.CancelScope] = set()
-        self._sessions: dict[Actor, Session] = {}
+        self._sessions: dict[tuple[int, int], Session] = {}
         self._changed = trio.Event()
         self._past = Statistics()
 
@@ -66,6 +67,7 @@ class Scheduler(trio.abc.AsyncResource):
         isolation: Isolation | None = None,
         policy: TerminatePolicy | None = None,
         weight: float = 1.0,
+        beside: Session | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         allow_host_steps: bool = True,
         cpu_threads: int | None = None,
@@ -81,6 +83,9 @@ class Scheduler(trio.abc.AsyncResource):
             policy: how runs are cut up and end; None: the scheduler's.
             weight: how much of the adapter's time the session is to have beside others of the same
                 priority: twice the weight, twice the time.
+            beside: a session of this scheduler to share the device and the queue with: one run at a time of both, and
+                tensors that stay on the device (`Session.io_binding`) can go from one to the other. Its back end and
+                adapter are taken. The load waits until the queue is free. Either can be closed by itself.
             input_shapes: input name -> shape: plan, and compile shaders, for these now and not in the first
                 run. Inputs whose shapes the model fixes need not be named.
             allow_host_steps: False: an operator on floats that has no kernel is an error.
@@ -100,9 +105,10 @@ class Scheduler(trio.abc.AsyncResource):
             DeviceLost: the worker process ended during the load, or could not be started.
             OSError: the file cannot be opened.
             ValueError: an unknown name of a back end or of an isolation, a back end that cannot be isolated,
-                `cpu_threads` below 1, a `weight` that is not positive, or a negative size in `input_shapes`.
+                `cpu_threads` below 1, a `weight` that is not positive, or a negative size in `input_shapes`;
+                `beside` with `backend`, `adapter` or `isolation`, or of another scheduler.
             TypeError: an argument is of a wrong kind; an async `on_progress` is, too.
-            trio.ClosedResourceError: the scheduler is closed, or was during the load.
+            trio.ClosedResourceError: the scheduler or `beside` is closed, or the scheduler was during the load.
             RuntimeError: called from another Trio run, another thread or a forked process.
 
         **Cancellation:** the load is stopped (between two pipelines), and waited for, shielded, for a
@@ -119,21 +125,33 @@ class Scheduler(trio.abc.AsyncResource):
         callback_of("on_progress", on_progress)
         if cpu_threads is not None:
             cpu_threads = count_of("cpu_threads", cpu_threads)
+        if beside is not None:
+            self._check_beside(beside, backend, adapter)
         session: Session | None = None
         with trio.CancelScope() as scope:
             self._loads.add(scope)
             try:
-                where = self._adapter if adapter is None else adapter
-                choice = await choose(backend or self._backend, where, self._cache_dir)
-                factory = await isolated_factory(choice.backend, apart)
-                request = Load(await _content(source), shapes, allow_host_steps, cpu_threads)
+                model, loaded = 0, None
+                if beside is None:
+                    where = self._adapter if adapter is None else adapter
+                    choice = await choose(backend or self._backend, where, self._cache_dir)
+                    factory = await isolated_factory(choice.backend, apart)
+                    request = Load(await _content(source), shapes, allow_host_steps, cpu_threads)
 
-                def make() -> Any:
-                    return factory(adapter=choice.adapter, max_in_flight=self._max_in_flight)
+                    def make() -> Any:
+                        return factory(adapter=choice.adapter, max_in_flight=self._max_in_flight)
 
-                actor: Actor = await self._nursery.start(self._keep, make, request, on_progress)
-                session = self._sessions[actor] = Session(
-                    actor, self._home, policy, self._max_in_flight, weight, self._aging_s
+                    actor: Actor = await self._nursery.start(self._keep, make, request, on_progress)
+                    neighbours = Neighbours(actor, self._forget)
+                else:
+                    content = await _content(source)
+                    beside._check()
+                    neighbours = beside._neighbours
+                    model = neighbours.number()
+                    request = Load(content, shapes, allow_host_steps, cpu_threads, model)
+                    loaded = await neighbours.load(request, on_progress)
+                session = self._sessions[neighbours.actor.number, model] = Session(
+                    neighbours, self._home, policy, self._max_in_flight, weight, self._aging_s, model, loaded
                 )
             finally:
                 self._loads.discard(scope)
@@ -182,14 +200,24 @@ class Scheduler(trio.abc.AsyncResource):
             self._forget()
 
     def _forget(self) -> None:
-        for actor in [actor for actor in self._sessions if actor.closed.is_set()]:
-            self._past += self._sessions.pop(actor).statistics()
+        for key, session in tuple(self._sessions.items()):
+            if session._actor.closed.is_set() or (session._gone is not None and session._gone.is_set()):
+                self._past += self._sessions.pop(key).statistics()
         self._changed.set()
         self._changed = trio.Event()
 
     def _check(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("the scheduler is closed")
+
+    def _check_beside(self, beside: Any, backend: Any, adapter: Any) -> None:
+        if not isinstance(beside, Session):
+            raise TypeError(f"beside is a session or None, not {type(beside).__name__}")
+        if beside._home is not self._home:
+            raise ValueError("beside is a session of another scheduler")
+        if backend is not None or adapter is not None:
+            raise ValueError("beside a session, its back end and adapter are taken: give neither")
+        beside._check()
 
 
 @asynccontextmanager

@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import trio
 
-from ..actors import Actor
-from ..gpu.errors import DeviceHung
+from ..gpu.errors import DeviceHung, InvalidInput, RunStopped
 from ..gpu.policy import TerminatePolicy
-from ..gpu.seam import Explained, ModelMetadata, TensorInfo
+from ..gpu.seam import Explained, Free, Loaded, ModelMetadata, TensorInfo, TensorRef
+from .binding import IOBinding
 from .cut import PieceTable
 from .feeds import check_feeds, check_names
 from .governor import governor_of
 from .home import Home
+from .neighbours import Neighbours
 from .options import RunOptions
 from .run import Deliver, Run, Share
 from .statistics import Statistics
 from .stream import Stream, streaming
+from .tensor import DeviceTensor
 
 __all__ = ["Session"]
+
+Array = np.ndarray[Any, Any]
 
 
 class Session(trio.abc.AsyncResource):
     """A loaded model. Made by `Scheduler.load`; to be used in the Trio run that made it."""
 
     def __init__(
-        self, actor: Actor, home: Home, policy: TerminatePolicy, max_in_flight: int, weight: float, aging_s: float
+        self,
+        neighbours: Neighbours,
+        home: Home,
+        policy: TerminatePolicy,
+        max_in_flight: int,
+        weight: float,
+        aging_s: float,
+        model: int = 0,
+        loaded: Loaded | None = None,
     ) -> None:
-        self._actor = actor
-        self._loaded = actor.loaded
+        self._neighbours = neighbours
+        self._actor = neighbours.actor
+        self._model = model
+        self._loaded = loaded or self._actor.loaded
         self._home = home
         self._max_in_flight = max_in_flight
         self._policy = self._lowered(policy)
@@ -41,13 +57,15 @@ class Session(trio.abc.AsyncResource):
         self._governor = governor_of(self._loaded.identity or f"{self._loaded.backend}: {self._loaded.adapter}")
         self._governor.aging_s = min(aging_s, self._governor.aging_s)
         self._share = Share(self._governor.new_run(), weight)
-        self._lock = trio.StrictFIFOLock()
         self._runs: set[Run] = set()
-        self._closed = self._hung = False
+        self._tensors: dict[int, int] = {}
+        self._gone: trio.Event | None = None
+        self._left = trio.Event()
+        self._closed = False
         self._statistics = Statistics()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "hung" if self._hung else "open"
+        state = "closed" if self._closed else "hung" if self._neighbours.hung else "open"
         return f"<trionnx.Session {self._loaded.metadata.graph_name!r} on {self.backend}, {self.adapter}: {state}>"
 
     async def run(
@@ -60,7 +78,7 @@ class Session(trio.abc.AsyncResource):
 
         Args:
             output_names: names of outputs, in the order wanted; None: all.
-            input_feed: input name -> array of the declared dtype and shape; numbers and lists of
+            input_feed: input name -> array of the declared dtype and shape, or a `DeviceTensor`; numbers and lists of
                 numbers are converted. Not to be written to until `run` returns.
             run_options: a handle to stop this run from elsewhere, and its progress.
 
@@ -71,7 +89,8 @@ class Session(trio.abc.AsyncResource):
         Raises:
             InvalidInput: a name, dtype or shape that the model does not take; nothing was sent.
             RunTerminated: `run_options.terminate()` was called.
-            trio.ClosedResourceError: the session or the scheduler is closed, or was during the run.
+            trio.ClosedResourceError: the session or the scheduler is closed, or was during the run; a tensor that is
+                fed is closed.
             InvalidModel, UnsupportedOperator: what only the shapes of these inputs show.
             InvalidData: the values of an input break an operator's rule.
             OutOfDeviceMemory: the device has no room for this run.
@@ -88,6 +107,49 @@ class Session(trio.abc.AsyncResource):
         self._home.check("a session")
         await trio.lowlevel.checkpoint_if_cancelled()
         return await self._prepare(output_names, input_feed, run_options)(None)
+
+    def io_binding(self) -> IOBinding:
+        """What `run_with_iobinding` takes: inputs and outputs that may stay on the device."""
+        return IOBinding(self)
+
+    async def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run with what is bound; `iobinding.get_outputs()` has the outputs then.
+
+        Args:
+            iobinding: of this session. Outputs that are not bound are not brought.
+            run_options: as of `run`.
+
+        Raises:
+            ValueError: no output is bound, or the binding is another session's.
+            trio.BusyResourceError: a tensor that is bound as an output is one of another run that is not over.
+            Exception: as `run` does.
+
+        **Cancellation:** as of `run`; tensors that are bound as outputs keep what they have.
+        """
+        self._home.check("a session")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not isinstance(iobinding, IOBinding):
+            raise TypeError(f"iobinding is what io_binding() gives, not {type(iobinding).__name__}")
+        if iobinding._session is not self:
+            raise ValueError("the binding is another session's")
+        bound = dict(iobinding._outputs)
+        if not bound:
+            raise ValueError("no output is bound")
+        keep = tuple(name for name, device in bound.items() if device != "cpu")
+        perform = self._prepare(tuple(bound), dict(iobinding._inputs), run_options, keep)
+        targets = {name: tensor for name, tensor in bound.items() if isinstance(tensor, DeviceTensor)}
+        try:
+            for name, tensor in targets.items():
+                self._check_near(name, tensor)
+                tensor._begin_write(perform, name)
+            made = dict(zip(bound, await perform(None), strict=True))
+            for name, ref in made.items():
+                if isinstance(ref, TensorRef):
+                    made[name] = self._own(name, ref, targets.get(name))
+            iobinding._made = made
+        finally:
+            for tensor in targets.values():
+                tensor._end_write(perform)
 
     @asynccontextmanager
     async def stream(
@@ -117,7 +179,11 @@ class Session(trio.abc.AsyncResource):
             yield stream
 
     def _prepare(
-        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None,
+        keep: tuple[str, ...] = (),
     ) -> Callable[[Deliver | None], Awaitable[list[Any]]]:
         """Check what a run is given; then it must be performed, once. It can be stopped from now on."""
         self._check()
@@ -126,15 +192,19 @@ class Session(trio.abc.AsyncResource):
             raise TypeError(f"run_options is a trionnx.RunOptions or None, not {type(options).__name__}")
         wanted = check_names(self._loaded.outputs, output_names)
         feeds = check_feeds(self._loaded.inputs, self._loaded.overridable, input_feed)
+        for name, feed in feeds.items():
+            if isinstance(feed, DeviceTensor):
+                self._check_near(name, feed)
         policy = self._policy if options.policy is None else self._lowered(options.policy)
         pieces = partial(self._pieces.of, policy)
-        run = Run(self._actor, self._governor, self._home, policy, options, pieces, self._share)
+        run = Run(self._actor, self._governor, self._home, policy, options, pieces, self._share, self._model, keep)
         self._runs.add(run)
+        self._neighbours.runs.add(run)
         options._runs.add(run)
 
         async def perform(deliver: Deliver | None) -> list[Any]:
             try:
-                return await run.perform(self._lock, self._check, feeds, wanted, deliver)
+                return await run.perform(self._neighbours.lock, self._check, feeds, wanted, deliver)
             finally:
                 options._runs.discard(run)
                 self._leave(run)
@@ -189,11 +259,15 @@ class Session(trio.abc.AsyncResource):
         """
         if self._closed:
             raise trio.ClosedResourceError("the session is closed")
-        return list(self._actor.explain())
+        return list(self._actor.explain(self._model))
 
     def statistics(self) -> Statistics:
         """What the session has done until now."""
-        return self._statistics + Statistics(queued=self._lock.statistics().tasks_waiting)
+        return self._statistics + Statistics(
+            queued=sum(run.waits for run in self._runs),
+            tensors=len(self._tensors),
+            tensor_bytes=sum(self._tensors.values()),
+        )
 
     def close(self) -> None:
         """Close without waiting: runs are stopped and raise ClosedResourceError; the rest follows by itself.
@@ -203,6 +277,7 @@ class Session(trio.abc.AsyncResource):
         """
         self._home.check("a session")
         self._closed = True
+        self._tensors.clear()
         for run in tuple(self._runs):
             run.close()
         self._give_back()
@@ -216,7 +291,9 @@ class Session(trio.abc.AsyncResource):
         **Cancellation:** what is closed stays closed; only the wait ends.
         """
         self.close()
-        await self._actor.closed.wait()
+        await self._left.wait()
+        assert self._gone is not None
+        await self._gone.wait()
 
     def _lowered(self, policy: TerminatePolicy) -> TerminatePolicy:
         return replace(policy, max_in_flight=min(policy.max_in_flight, self._max_in_flight))
@@ -224,17 +301,53 @@ class Session(trio.abc.AsyncResource):
     def _check(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("the session is closed")
-        if self._hung or any(run.hung for run in self._runs):
-            raise DeviceHung(f"{self.adapter} did not finish an earlier run; load the model anew")
+        self._neighbours.check()
 
     def _leave(self, run: Run) -> None:
         self._runs.discard(run)
-        self._hung = self._hung or run.hung
+        self._neighbours.runs.discard(run)
+        self._neighbours.hung = self._neighbours.hung or run.hung
         counts = run.ended.counts
         self._statistics += Statistics(1, 0, counts.submitted, counts.finished, counts.dropped)
         if self._closed:
             self._give_back()
 
     def _give_back(self) -> None:
-        if not self._runs:
-            self._actor.close_nowait(abandon=self._hung)
+        if not self._runs and self._gone is None:
+            self._gone = self._neighbours.leave(self._model)
+            self._left.set()
+
+    # --- values that stay on the device ---------------------------------------------------------
+
+    def _own(self, name: str, ref: TensorRef, target: DeviceTensor | None) -> DeviceTensor:
+        if not self._closed:
+            self._tensors[ref.id] = math.prod(ref.shape) * ref.dtype.itemsize
+        if target is None:
+            return DeviceTensor(self, name, ref)
+        target._take(self, ref)
+        return target
+
+    def _free(self, ref: TensorRef) -> None:
+        self._tensors.pop(ref.id, None)
+        self._actor.free_nowait(Free((ref,)))
+
+    def _check_near(self, name: str, tensor: DeviceTensor) -> None:
+        """Refuse a tensor that is not where this session computes."""
+        tensor._current(name)
+        if tensor._session._neighbours is not self._neighbours:
+            there = f"one of a session apart, on {tensor.adapter}"
+            raise InvalidInput(name, "a tensor of this session or of one that was loaded beside it", there)
+
+    async def _bring(self, ref: Callable[[], TensorRef]) -> Array:
+        """The array of a tensor, once the queue is free."""
+        async with self._neighbours.lock:
+            asked = ref()
+            with trio.move_on_after(self._policy.hang_timeout_s):
+                try:
+                    (array,) = await self._actor.read_kept(self._governor.new_run(), (asked,))
+                except RunStopped:
+                    raise trio.ClosedResourceError("the session was closed during the copy") from None
+                made: Array = array
+                return made
+            self._neighbours.hung = True
+        raise DeviceHung(f"{self.adapter} did not give a tensor back in time; load the model anew")

@@ -41,12 +41,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             super().__init__(adapter, max_in_flight, count=True)
             self.ended: list[Any] = []
 
-        def end(self, run: int, done: Any) -> None:
+        def end(self, run: int, done: Any, kept: Any = ()) -> None:
             def hear(reply: Any) -> None:
                 self.ended.append(reply.counts)
                 done(reply)
 
-            super().end(run, hear)
+            super().end(run, hear, kept)
 
     made: list[Any] = []
 

@@ -133,9 +133,8 @@ def cancelled_at(monkeypatch, owner, name, call, scope, spot):
 async def stopped_at(monkeypatch, owner, name, call, session, feed):
     """How many calls of a method a run makes that is cancelled during the `call`-th."""
     scope = trio.CancelScope()
-    with cancelled_at(monkeypatch, owner, name, call, scope, name) as count, trio.fail_after(LIMIT_S):
-        with scope:
-            await session.run(None, feed)
+    with cancelled_at(monkeypatch, owner, name, call, scope, name) as count, trio.fail_after(LIMIT_S), scope:
+        await session.run(None, feed)
     return count["calls"]
 
 

@@ -28,11 +28,23 @@ from .gpu.errors import (
 )
 from .gpu.policy import TerminatePolicy
 from .gpu.seam import NodeTime
-from .scheduler import RunOptions, Scheduler, Session, Statistics, Stream, open_scheduler, register_engine
+from .scheduler import (
+    DeviceTensor,
+    IOBinding,
+    RunOptions,
+    Scheduler,
+    Session,
+    Statistics,
+    Stream,
+    open_scheduler,
+    register_engine,
+)
 
 __all__ = [
     "DeviceHung",
     "DeviceLost",
+    "DeviceTensor",
+    "IOBinding",
     "InvalidData",
     "InvalidInput",
     "InvalidModel",

@@ -20,7 +20,7 @@ from .actors.border.messages import Close, End, Explanation, Lost, Recall, Setup
 from .actors.border.parcel import Frames, Malformed, Packing, Unpacking, frame
 from .actors.border.shared import Arena, Control, SharedFile
 from .gpu.engine import Engine
-from .gpu.seam import Begin, Closed, Failed, Load, Outputs, Read, Reply, Segment
+from .gpu.seam import Begin, Closed, Failed, Free, Load, Outputs, Read, Reply, Segment
 
 __all__: list[str] = []
 
@@ -37,21 +37,33 @@ class _Pipe:
         self._outputs = outputs
         self._lock = threading.Lock()
         self._sent = 0
-        self._explained: Any = ()
+        self._explained: dict[int, Any] = {}
         self.engine: Engine | None = None
 
     def send(self, message: Any, number: int = 0) -> None:
         """Send a message; where it cannot be sent, that is the answer."""
         with self._lock:
             if number and self.engine is not None:
-                explained = self.engine.explain()
-                if explained is not self._explained:
-                    self._explained = explained
-                    self._write(Explanation(explained), 0)
+                for model, before in self._explained.items():
+                    explained = self.engine.explain(model)
+                    if explained is not before:
+                        self._explained[model] = explained
+                        self._write(Explanation(model, explained), 0)
             try:
                 self._write(message, number)
             except (TypeError, ValueError, MemoryError) as error:
                 self._write(Failed(error), number)
+
+    def expect(self, model: int) -> None:
+        """From now on tell what is explained of a model, too."""
+        with self._lock:
+            self._explained[model] = None
+
+    def forget(self, models: tuple[int, ...]) -> None:
+        """Tell no more of these models."""
+        with self._lock:
+            for model in models:
+                self._explained.pop(model, None)
 
     def _write(self, message: Any, number: int) -> None:
         if isinstance(message, Outputs) and self._control.taken == self._sent:
@@ -102,13 +114,17 @@ class _Service:
                     engine.begin(message, done)
                 case Read():
                     engine.read(message, done)
-                case End(run=run):
-                    engine.end(run, done)
+                case End(run=run, kept=kept):
+                    engine.end(run, done, kept)
+                case Free():
+                    self._pipe.forget(message.models)
+                    engine.free(message, done)
                 case Stop(run=run):
                     engine.stop(run)
                 case Recall(run=run, seq=seq):
                     engine.recall(run, seq)
                 case Load():
+                    self._pipe.expect(message.model)
                     engine.load(message, done, lambda progress: self._pipe.send(progress, number))
                 case Close():
                     engine.close(self._closed)

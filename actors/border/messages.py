@@ -17,12 +17,15 @@ from ...gpu.seam import (
     Explained,
     Failed,
     Fenced,
+    Free,
+    Freed,
     Load,
     Loaded,
     Outputs,
     Progress,
     Read,
     Segment,
+    TensorRef,
 )
 
 __all__ = ["MESSAGES", "Close", "End", "Explanation", "Lost", "Recall", "Setup", "Stop", "Up"]
@@ -61,9 +64,10 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End a run."""
+    """End a run; of the values that it had kept, those in `kept` stay."""
 
     run: int
+    kept: tuple[TensorRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,9 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """From a worker: where each node of a new plan runs."""
+    """From a worker: where each node of a model's new plan runs."""
 
+    model: int
     nodes: tuple[Explained, ...]
 
 
@@ -91,6 +96,6 @@ class Lost:
 
 
 MESSAGES: tuple[type, ...] = (
-    *(Setup, Load, Begin, Segment, Stop, Recall, Read, End, Close),
-    *(Up, Progress, Loaded, Begun, Fenced, Dropped, Outputs, Ended, Failed, Closed, Explanation, Lost),
+    *(Setup, Load, Begin, Segment, Stop, Recall, Read, End, Free, Close),
+    *(Up, Progress, Loaded, Begun, Fenced, Dropped, Outputs, Ended, Freed, Failed, Closed, Explanation, Lost),
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...gpu.seam import TensorRef
 from .parcel import Malformed, Packing, Unpacking
 
 __all__ = ["dtype_named", "name_of", "pack", "unpack"]
@@ -91,6 +92,8 @@ def pack(value: Any, parcel: Packing) -> Any:
         return ["b", *parcel.add(view), len(view)]
     if kind is complex:
         return ["c", value.real, value.imag]
+    if kind is TensorRef:
+        return ["r", value.actor, value.generation, value.id, name_of(value.dtype), list(value.shape)]
     if isinstance(value, str):
         return str(value)
     if isinstance(value, list | tuple):
@@ -128,6 +131,8 @@ def unpack(item: Any, parcel: Unpacking) -> Any:
             return dict(_pair(i, parcel) for i in items)
         case ["c", int() | float() as real, int() | float() as imaginary]:
             return complex(real, imaginary)
+        case ["r", int(actor), int(generation), int(number), name, list(shape)]:
+            return TensorRef(actor, generation, number, dtype_named(name), _shape(shape))
         case ["b", place, offset, int(size)]:
             return parcel.take(place, offset, size).tobytes()
         case ["m", place, offset, int(size)]:

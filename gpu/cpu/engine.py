@@ -16,12 +16,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..errors import NoAdapter, RunStopped
 from ..graph.model import Graph
 from ..graph.read import read_model
+from ..kept import Kept
 from ..seam import (
     Begin,
     Begun,
@@ -34,6 +37,8 @@ from ..seam import (
     Explained,
     Failed,
     Fenced,
+    Free,
+    Freed,
     Load,
     Loaded,
     Outputs,
@@ -42,6 +47,8 @@ from ..seam import (
     Reply,
     Segment,
     StepView,
+    TensorInfo,
+    TensorRef,
 )
 from ..shapes import check_shapes
 from .faults import load_fault, run_fault
@@ -74,6 +81,7 @@ class _Run:
     stops: int = 0
     recalled: int = 0
     options: Any = None
+    request: Begin | None = None
     feeds: dict[str, Any] = field(default_factory=dict)
     wanted: tuple[str, ...] = ()
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -100,10 +108,13 @@ class OrtCpuEngine:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._runs: dict[int, _Run] = {}
         self._costs: dict[Any, float] = {}
-        self._explained: tuple[Explained, ...] = ()
-        self._session: Any = None
+        self._explained: dict[int, tuple[Explained, ...]] = {}
+        self._sessions: dict[int, Any] = {}
+        self._infos: dict[int, tuple[TensorInfo, ...]] = {}
+        self._kept: Kept[Any] = Kept()
+        self._unwanted: set[int] = set()
         self._new_options: Any = None
-        self._load_options: Any = None
+        self._load_options: tuple[int, Any] | None = None
         self._closing = False
         self._closed = False
         self._closers: list[Done] = []
@@ -144,13 +155,21 @@ class OrtCpuEngine:
         stops = 0 if run is None else run.stops
         self._ask(lambda: self._read(request, stops), done)
 
-    def end(self, run: int, done: Done) -> None:
+    def end(self, run: int, done: Done, kept: tuple[TensorRef, ...] = ()) -> None:
         """Forget the run."""
-        self._ask(lambda: self._end(run), done)
+        self._ask(lambda: self._end(run, kept), done)
 
-    def explain(self) -> tuple[Explained, ...]:
+    def free(self, request: Free, done: Done) -> None:
+        """Forget arrays and sessions; a load of one is cancelled."""
+        with self._lock:
+            self._unwanted.update(request.models)
+            if self._load_options is not None and self._load_options[0] in self._unwanted:
+                self._load_options[1].set_load_cancellation_flag(True)
+        self._ask(lambda: self._free(request), done)
+
+    def explain(self, model: int = 0) -> tuple[Explained, ...]:
         """Every node is "opaque"."""
-        return self._explained
+        return self._explained.get(model, ())
 
     def close(self, done: Done) -> None:
         """Terminate every run, cancel a load under way, end the thread."""
@@ -162,7 +181,7 @@ class OrtCpuEngine:
                     for run in self._runs.values():
                         self._terminate(run)
                     if self._load_options is not None:
-                        self._load_options.set_load_cancellation_flag(True)
+                        self._load_options[1].set_load_cancellation_flag(True)
                     self._jobs.put(self._finish)
                 return
         done(Closed())
@@ -193,7 +212,8 @@ class OrtCpuEngine:
             done(Closed())
 
     def _finish(self) -> None:
-        self._session = None
+        self._sessions.clear()
+        self._kept.clear()
         with self._lock:
             self._closed = True
             self._runs.clear()
@@ -205,10 +225,11 @@ class OrtCpuEngine:
             return Failed(NoAdapter(MISSING))
         import onnxruntime as ort
 
+        check = partial(self._check_open, request.model)
         source = request.source.read() if hasattr(request.source, "read") else request.source
         model = read_model(
             source,
-            check=self._check_open,
+            check=check,
             progress=lambda phase, done, total: progress(Progress(phase, done, total)),
             optimise=False,
         )
@@ -218,21 +239,22 @@ class OrtCpuEngine:
         options.intra_op_num_threads = request.cpu_threads or self._cpu_threads or _cores()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         with self._lock:
-            if self._closing:
-                raise RunStopped
-            self._load_options = options
+            check()
+            self._load_options = request.model, options
         progress(Progress("compile", 0, 1))
         try:
             session = ort.InferenceSession(_file(source), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            self._check_open()
+            check()
             raise load_fault(error, model, _label(source)) from None
         finally:
             with self._lock:
                 self._load_options = None
         progress(Progress("compile", 1, 1))
         self._new_options = ort.RunOptions
-        self._explained = tuple(_explain(model.graph))
+        self._kept.belong(request.actor, request.generation)
+        self._explained[request.model] = tuple(_explain(model.graph))
+        self._infos[request.model] = (*model.inputs, *model.overridable)
         loaded = Loaded(
             inputs=model.inputs,
             outputs=model.outputs,
@@ -243,24 +265,30 @@ class OrtCpuEngine:
             providers=tuple(session.get_providers()),
             limits=LIMITS,
         )
-        self._session = session
+        self._sessions[request.model] = session
         return loaded
 
     def _begin(self, run: _Run, request: Begin) -> Reply:
-        if self._session is None:
+        if request.model not in self._sessions:
             raise RunStopped
-        run.feeds, run.wanted = dict(request.feeds), request.wanted
+        refs = {name: feed for name, feed in request.feeds.items() if isinstance(feed, TensorRef)}
+        check_shapes(self._infos[request.model], {name: ref.shape for name, ref in refs.items()})
+        self._kept.begin(request.run)
+        run.feeds = {**request.feeds, **{name: self._kept.find(name, ref) for name, ref in refs.items()}}
+        run.request, run.wanted = request, request.wanted
         options = self._new_options()
         options.log_severity_level = 4
         with self._lock:
             if run.stopped:
                 raise RunStopped
             run.options = options
-        cost = self._costs.get(_shapes(run.feeds), 0.0)
+        cost = self._costs.get((request.model, _shapes(run.feeds)), 0.0)
         return Begun(request.run, BlockView(0, (StepView("opaque", cost_s=cost),)))
 
     def _submit(self, segment: Segment) -> Reply:
-        run, session = self._runs[segment.run], self._session
+        run = self._runs[segment.run]
+        assert run.request is not None
+        session = self._sessions[run.request.model]
         with self._lock:
             if run.stopped or segment.seq < run.recalled:
                 run.counts = replace(run.counts, dropped=run.counts.dropped + 1)
@@ -278,17 +306,33 @@ class OrtCpuEngine:
         seconds = time.perf_counter() - start
         if len(self._costs) >= _COSTS:
             self._costs.clear()
-        self._costs[_shapes(run.feeds)] = seconds
+        self._costs[run.request.model, _shapes(run.feeds)] = seconds
         run.outputs = dict(zip(run.wanted, values, strict=True))
         return Fenced(segment.run, segment.seq, gpu_s=seconds, ready=run.wanted)
 
     def _read(self, request: Read, stops: int) -> Reply:
+        if request.tensors:
+            return Outputs(request.run, tensors=tuple(copy(self._kept.find("", ref)) for ref in request.tensors))
         run = self._runs.get(request.run)
         if run is None or run.stops > stops or not run.outputs.keys() >= set(request.names):
             raise RunStopped
-        return Outputs(request.run, {name: run.outputs[name] for name in request.names})
+        assert run.request is not None
+        values = {name: run.outputs[name] for name in request.names}
+        for name in values.keys() & run.request.keep:
+            array = values[name]
+            values[name] = self._kept.add(array, run.request.model, request.run, array.dtype, array.shape)
+        return Outputs(request.run, values)
 
-    def _end(self, number: int) -> Reply:
+    def _free(self, request: Free) -> Reply:
+        self._kept.free(request.tensors)
+        for model in request.models:
+            self._kept.free_model(model)
+            self._sessions.pop(model, None)
+            self._explained.pop(model, None)
+        return Freed()
+
+    def _end(self, number: int, kept: tuple[TensorRef, ...]) -> Reply:
+        self._kept.end(number, kept)
         with self._lock:
             run = self._runs.pop(number, None)
         return Ended(number, Counts() if run is None else run.counts)
@@ -300,8 +344,8 @@ class OrtCpuEngine:
         if run.options is not None:
             run.options.terminate = True
 
-    def _check_open(self) -> None:
-        if self._closing:
+    def _check_open(self, model: int) -> None:
+        if self._closing or model in self._unwanted:
             raise RunStopped
 
 

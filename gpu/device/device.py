@@ -19,6 +19,8 @@ __all__ = ["Device", "Pipeline"]
 
 PIECE = 4 << 20
 """Bytes that are uploaded or read back between two looks at whether to go on."""
+COPIED = 64 << 20
+"""Likewise for copies from buffer to buffer."""
 
 STORAGE, UNIFORM, COPY_SRC, COPY_DST, MAP_READ = 0x80, 0x40, 0x4, 0x8, 0x1
 COMPUTE = 0x4
@@ -45,6 +47,7 @@ class Device:
 
     Attributes:
         info: its adapter. target: facts for kernels. bytes: device memory that is allocated now.
+        uploaded, read_back: bytes that have gone to the device, and come from it, since it was made.
     """
 
     def __init__(self, info: AdapterInfo, f16: bool = True) -> None:
@@ -53,7 +56,7 @@ class Device:
         self.info, self.target = info, target_of(info)
         self.target = replace(self.target, f16=f16 and self.target.f16)
         self.lib, self.ffi, self.safe = lib, ffi, _api.libf
-        self.bytes = 0
+        self.bytes = self.uploaded = self.read_back = 0
         limits = {
             "max-immediate-size": 16,
             "max-storage-buffers-per-shader-stage": self.target.max_storage_buffers,
@@ -105,6 +108,7 @@ class Device:
     def write(self, buffer: Any, offset: int, array: np.ndarray[Any, Any], check: Check) -> None:
         """Copy an array's bytes (contiguous, a multiple of 4) into a buffer, in pieces; ordered with submissions."""
         data = array.reshape(-1).view(np.uint8).data
+        self.uploaded += len(data)
         for start in range(0, len(data), PIECE):
             if start:
                 check()
@@ -119,11 +123,25 @@ class Device:
     def read(self, buffer: Any, nbytes: int, check: Check) -> bytearray:
         """A buffer's first bytes, once all that was submitted has finished; in pieces."""
         out = bytearray(nbytes)
+        self.read_back += nbytes
         for start in range(0, nbytes, PIECE):
             check()
             size = min(PIECE, nbytes - start)
             self._read_piece(buffer, start, size, memoryview(out)[start : start + size])
         return out
+
+    def copy(self, source: Any, target: Any, nbytes: int, check: Check) -> None:
+        """Copy a buffer's first bytes into another, ordered with submissions; the last piece is not waited for."""
+        for start in range(0, nbytes, COPIED):
+            if start:
+                self.wait(None)
+            check()
+            encoder = self.encoder()
+            size = min(COPIED, nbytes - start)
+            self.lib.wgpuCommandEncoderCopyBufferToBuffer(
+                encoder, source._internal, start, target._internal, start, size
+            )
+            self.submit(self.finish(encoder))
 
     def _read_piece(self, buffer: Any, start: int, size: int, into: memoryview) -> None:
         padded = (size + 3) // 4 * 4

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from ..graph.model import Model
 from ..graph.planner import Block, Planner, Result, describe
 from ..graph.read import read_model
 from ..graph.steps import Fetch, HostCall, Upload
-from ..graph.tensor import as_words, from_words
+from ..graph.tensor import as_words, from_words, gpu_type
+from ..kept import Kept
 from ..seam import (
     Begin,
     Begun,
@@ -28,6 +30,8 @@ from ..seam import (
     Explained,
     Failed,
     Fenced,
+    Free,
+    Freed,
     Load,
     Loaded,
     Outputs,
@@ -35,6 +39,7 @@ from ..seam import (
     Read,
     Reply,
     Segment,
+    TensorRef,
 )
 from ..shapes import check_shapes
 from .adapters import AdapterInfo, choose_adapter
@@ -43,6 +48,7 @@ from .counter import Counter
 from .device import Device
 from .faults import translate
 from .realise import PassWriter, Realised, Realiser
+from .resident import Resident, brought, copied, uploaded
 from .run import Run, times_of
 from .thread import QueueThread
 
@@ -78,10 +84,11 @@ class WebGpuEngine:
         self._clock: Clock | None = None
         self._counter: Counter | None = None
         self._realiser: Realiser | None = None
-        self._model: Model | None = None
-        self._planner: Planner | None = None
-        self._plans: OrderedDict[object, Block] = OrderedDict()
-        self._explained: tuple[Explained, ...] = ()
+        self._planners: dict[int, Planner] = {}
+        self._plans: OrderedDict[tuple[int, object], Block] = OrderedDict()
+        self._explained: dict[int, tuple[Explained, ...]] = {}
+        self._unwanted: set[int] = set()
+        self._kept: Kept[Any] = Kept(self._release)
 
     def watch(self, drops: Callable[[int, int], bool]) -> None:
         """From now on ask this, too, just before a segment is submitted: whether it may not, by run and number."""
@@ -122,18 +129,28 @@ class WebGpuEngine:
 
     def read(self, request: Read, done: Done) -> None:
         """See Engine."""
+        if request.tensors:
+            reading = self._runs[request.run] = Run(Begin(request.run, {}, ()))
+            self._post(done, lambda: self._read_kept(reading, request))
+            return
         run = self._runs.get(request.run)
         stops = 0 if run is None else run.stops
         self._post(done, lambda: self._read(request, stops))
 
-    def end(self, run: int, done: Done) -> None:
+    def end(self, run: int, done: Done, kept: tuple[TensorRef, ...] = ()) -> None:
         """See Engine."""
-        if not self._thread.post(lambda: self._end(run, done)):
+        if not self._thread.post(lambda: self._end(run, done, kept)):
             done(Ended(run, Counts()))
 
-    def explain(self) -> tuple[Explained, ...]:
+    def free(self, request: Free, done: Done) -> None:
         """See Engine."""
-        return self._explained
+        self._unwanted.update(request.models)
+        if not self._thread.post(lambda: self._free(request, done)):
+            done(Freed())
+
+    def explain(self, model: int = 0) -> tuple[Explained, ...]:
+        """See Engine."""
+        return self._explained.get(model, ())
 
     def close(self, done: Done) -> None:
         """See Engine."""
@@ -156,21 +173,39 @@ class WebGpuEngine:
 
     # --- the queue's thread -----------------------------------------------------------------------
 
-    def _check_load(self) -> None:
-        if self._closing:
+    def _check_load(self, model: int) -> None:
+        if self._closing or model in self._unwanted:
             raise RunStopped
 
     def _load(self, request: Load, progress: Callable[[Progress], None]) -> Reply:
         def report(phase: str, done: int, total: int) -> None:
             progress(Progress(phase, done, total))
 
-        check = self._check_load
+        check = partial(self._check_load, request.model)
         check()
         model = read_model(request.source, check=check, progress=report)
         check_shapes((*model.inputs, *model.overridable), request.input_shapes)
         check_operators(model, check)
         if not request.allow_host_steps:
             check_kernels(model, check)
+        device = self._device or self._open(request, model, check)
+        self._planners[request.model] = Planner(model, device.target, request.allow_host_steps)
+        shapes = _fixed_shapes(model, request.input_shapes)
+        if shapes is not None:
+            report("plan", 0, 1)
+            self._plan(request.model, shapes, {}, check, report)
+        return Loaded(
+            model.inputs,
+            model.outputs,
+            model.overridable,
+            model.metadata,
+            "webgpu",
+            str(device.info),
+            ("WebGpuExecutionProvider",),
+            identity=device.info.identity,
+        )
+
+    def _open(self, request: Load, model: Model, check: Callable[[], None]) -> Device:
         selector = self._selector
         info = selector if isinstance(selector, AdapterInfo) else choose_adapter(selector)
         check()
@@ -180,51 +215,48 @@ class WebGpuEngine:
         if self._count:
             self._counter = Counter(device)
         self._realiser = Realiser(device)
-        self._model = model
-        self._planner = Planner(model, device.target, request.allow_host_steps)
-        shapes = _fixed_shapes(model, request.input_shapes)
-        if shapes is not None:
-            report("plan", 0, 1)
-            self._plan(shapes, check, report)
-        return Loaded(
-            model.inputs,
-            model.outputs,
-            model.overridable,
-            model.metadata,
-            "webgpu",
-            str(info),
-            ("WebGpuExecutionProvider",),
-            identity=info.identity,
-        )
+        self._kept.belong(request.actor, request.generation)
+        return device
 
     def _plan(
         self,
+        model: int,
         feeds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+        given: Mapping[str, Resident],
         check: Callable[[], None],
         report: Callable[[str, int, int], None],
     ) -> Block:
-        planner, realiser = self._planner, self._realiser
-        assert planner is not None
+        planner, realiser = self._planners[model], self._realiser
         assert realiser is not None
-        key = tuple((name, dtype.str, shape) for name, (dtype, shape) in feeds.items())
+        lying = {name: resident.storage for name, resident in given.items()}
+        shapes = tuple((name, dtype.str, shape) for name, (dtype, shape) in feeds.items())
+        key = model, (shapes, tuple((name, s.nbytes, s.half) for name, s in lying.items()))
         block = self._plans.get(key)
         if block is None:
-            block = planner.start(feeds, check)
-            self._explained = planner.explained
+            block = planner.start(feeds, check, lying)
+            self._explained[model] = planner.explained
+        realiser.given = {storage: given[name].buffer for name, storage in block.given.items()}
         realiser.realise(block, check, report)
         self._plans[key] = block
         self._plans.move_to_end(key)
-        while len(self._plans) > PLANS:
-            realiser.forget(self._plans.popitem(last=False)[1])
+        for old in [key for key in self._plans if key[0] == model][:-PLANS]:
+            realiser.forget(self._plans.pop(old))
         return block
 
     def _begin(self, run: Run, request: Begin) -> Reply:
-        model = self._model
-        assert model is not None
+        planner = self._planners.get(request.model)
+        if planner is None:
+            raise RunStopped
+        model = planner.model
         if self._counter is not None:
             run.before = self._counter.read()
         run.check()
         feeds = {n: np.asarray(f) if isinstance(f, np.generic) else f for n, f in request.feeds.items()}
+        refs = {name: feed for name, feed in feeds.items() if isinstance(feed, TensorRef)}
+        check_shapes((*model.inputs, *model.overridable), {name: ref.shape for name, ref in refs.items()})
+        self._kept.begin(request.run)
+        feeds |= {name: self._kept.find(name, ref) for name, ref in refs.items()}
+        given = {name: feed for name, feed in feeds.items() if isinstance(feed, Resident)}
         feeds = {**model.defaults, **feeds}
         for value in model.graph.inputs:
             if value.name not in feeds:
@@ -232,7 +264,8 @@ class WebGpuEngine:
                     raise InvalidInput(value.name, "an array", "nothing")
                 feeds[value.name] = None  # an optional input; the scheduler leaves out no other
         described = {v.name: describe(feeds[v.name]) for v in model.graph.inputs}
-        block = self._plan(described, run.check, lambda *_: None)
+        described |= {name: (refs[name].dtype, refs[name].shape) for name in given}
+        block = self._plan(request.model, described, given, run.check, lambda *_: None)
         run.frame = {key: feeds[name] for name, key in block.inputs.items()}
         return Begun(request.run, self._enter(run, block))
 
@@ -252,12 +285,11 @@ class WebGpuEngine:
         return self._realiser.realise(block, run.check, lambda *_: None)
 
     def _next(self, run: Run, block: Block) -> Block:
-        planner, realiser = self._planner, self._realiser
-        assert planner is not None
+        planner, realiser = self._planners[run.request.model], self._realiser
         assert realiser is not None
         assert block.decision is not None
         following = planner.resume(block, [run.frame[key] for key in block.decision.keys], run.check)
-        self._explained = planner.explained
+        self._explained[run.request.model] = planner.explained
         known = block.home.following
         while len(known) > PLANS:
             realiser.forget(known.popitem(last=False)[1])
@@ -431,7 +463,45 @@ class WebGpuEngine:
         check()
         if not run.reached.keys() >= set(request.names):
             raise RunStopped
-        return Outputs(request.run, {name: self._bring(run, *run.reached[name], check) for name in request.names})
+        keep = run.request.keep
+        try:
+            return Outputs(
+                request.run,
+                {
+                    name: (self._keep if name in keep else self._bring)(run, *run.reached[name], check)
+                    for name in request.names
+                },
+            )
+        finally:
+            if keep:
+                assert self._device is not None
+                self._device.wait(None)
+
+    def _read_kept(self, reading: Run, request: Read) -> Reply:
+        try:
+            reading.check()
+            self._thread.drain()
+            assert self._device is not None
+            values = [brought(self._device, self._kept.find("", ref), ref, reading.check) for ref in request.tensors]
+            return Outputs(request.run, tensors=tuple(values))
+        finally:
+            self._runs.pop(request.run, None)
+
+    def _keep(self, run: Run, block: Block, result: Result, check: Callable[[], None]) -> Any:
+        device, realiser = self._device, self._realiser
+        assert device is not None
+        assert realiser is not None
+        storage = result.storage
+        if storage is None or gpu_type(result.dtype) is None or 0 in result.shape:
+            value = uploaded(device, self._bring(run, block, result, check), check)
+        else:
+            value = copied(device, realiser.buffer(block, storage), storage, check)
+        return self._kept.add(value, run.request.model, run.request.run, result.dtype, result.shape)
+
+    def _release(self, value: Any) -> None:
+        if isinstance(value, Resident):
+            assert self._device is not None
+            self._device.release(value.buffer)
 
     def _bring(self, run: Run, block: Block, result: Result, check: Callable[[], None]) -> Any:
         device, realiser = self._device, self._realiser
@@ -449,9 +519,10 @@ class WebGpuEngine:
         data = device.read(realiser.buffer(block, source), int(np.prod(result.shape)) * source.each, check)
         return from_words(data, result.dtype, result.shape, source.half)
 
-    def _end(self, number: int, done: Done) -> None:
+    def _end(self, number: int, done: Done, kept: tuple[TensorRef, ...]) -> None:
         try:
             self._thread.drain()
+            self._kept.end(number, kept)
             run = self._runs.pop(number, None)
             if run is None:
                 done(Ended(number, Counts()))
@@ -461,10 +532,25 @@ class WebGpuEngine:
         except BaseException as error:
             done(Failed(translate(error)))
 
+    def _free(self, request: Free, done: Done) -> None:
+        try:
+            self._kept.free(request.tensors)
+            for model in request.models:
+                self._kept.free_model(model)
+                for key in [key for key in self._plans if key[0] == model]:
+                    assert self._realiser is not None
+                    self._realiser.forget(self._plans.pop(key))
+                self._planners.pop(model, None)
+                self._explained.pop(model, None)
+            done(Freed())
+        except BaseException as error:
+            done(Failed(translate(error)))
+
     def _close(self, done: Done) -> None:
         try:
             if self._device is not None:
                 self._thread.drain()
+                self._kept.clear()
                 if self._realiser is not None:
                     for block in self._plans.values():
                         self._realiser.forget(block)
@@ -479,7 +565,8 @@ class WebGpuEngine:
                 self._device.close()
         finally:
             self._runs.clear()
-            self._model = self._planner = self._realiser = None
+            self._planners.clear()
+            self._realiser = None
             self._thread.finish()
             done(Closed())
 

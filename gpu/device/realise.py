@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ class Realised:
             (source, offset, target, offset, bytes), None for a host step.
         costs: seconds per step, estimated first, then learned.
         samples: how often a step's cost was measured by itself.
+        groups: the bind group of each dispatch, and where its parameters lie.
+        given: the buffers of inputs on the device that are bound now.
         shown: the costs, and the view of them, that the scheduler was told.
         flags: where there are steps that check values.
     """
@@ -54,7 +56,8 @@ class Realised:
     weights: list[Storage]
     params: Any = None
     flags: Flags | None = None
-    keep: list[Any] = field(default_factory=list)
+    groups: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    given: dict[Storage, Any] = field(default_factory=dict)
     shown: tuple[list[float], BlockView] | None = None
     _expected: dict[tuple[Cursor, Cursor], float] = field(default_factory=dict)
 
@@ -123,18 +126,22 @@ class Realiser:
 
     Attributes:
         weights: the buffer of each weight that was uploaded.
+        given: the buffers of the inputs that the run of the moment has on the device.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._pool = Pool(device)
         self.weights: dict[Storage, Any] = {}
+        self.given: Mapping[Storage, Any] = {}
         self._weight_users: dict[Storage, int] = {}
 
     def buffer(self, block: Block, storage: Storage) -> Any:
         """The buffer behind a storage."""
         if storage.role == "weight":
             return self.weights[storage]
+        if storage.role == "input":
+            return self.given[storage]
         return self._pool.behind(block.slots.where[storage])
 
     def _behind(self, block: Block, made: Realised, storage: Storage) -> Any:
@@ -146,6 +153,7 @@ class Realiser:
     def realise(self, block: Block, check: Check, progress: Callable[[str, int, int], None]) -> Realised:
         """Compile, allocate, upload and bind; kept in `block.device`. What `check` raises is let through."""
         if block.device is not None:
+            self._rebind(block, block.device)
             return block.device  # type: ignore[no-any-return]
         programs = [s.program for s in block.steps if isinstance(s, Dispatch)]
         pipelines = self._compile(programs, check, progress)
@@ -236,20 +244,13 @@ class Realiser:
                 offset = next(place)
                 packed[offset // 4 : offset // 4 + len(step.params) // 4] = np.frombuffer(step.params, np.uint32)
                 pipeline = pipelines[step.program]
-                bound = [(self._behind(block, made, s), s.nbytes) for s in (*step.reads, *step.writes)]
-                group = device.bind(pipeline, made.params, offset, bound)
-                made.keep.append(group)
+                group = self._group(block, made, step, pipeline, offset)
+                made.groups[len(made.calls)] = group, offset
                 call = (pipeline, group._internal, step.groups)
                 units, multiple = step.groups, step.program.multiple * device.target.width
                 kind, cost = "gpu", step.cost_s
             elif isinstance(step, Copy):
-                call = (
-                    self.buffer(block, step.source)._internal,
-                    step.source_offset,
-                    self.buffer(block, step.target)._internal,
-                    step.target_offset,
-                    step.nbytes,
-                )
+                call = self._copy(block, step)
                 kind, cost = "gpu", step.cost_s
             elif hasattr(step, "cost_s"):
                 cost = step.cost_s
@@ -259,8 +260,33 @@ class Realiser:
             made.kinds.append(kind)
             made.units.append(units)
             made.multiples.append(multiple)
+            made.given.update((s, self.given[s]) for s in touched(step) if s.role == "input")
         if size:
             device.write(made.params, 0, packed, lambda: None)
+
+    def _rebind(self, block: Block, made: Realised) -> None:
+        """Where inputs on the device lie elsewhere than in the run before: bind their steps anew."""
+        moved = {s for s, buffer in made.given.items() if buffer is not self.given[s]}
+        if not moved:
+            return
+        for index, step in enumerate(block.steps):
+            if moved.isdisjoint(touched(step)):
+                continue
+            if isinstance(step, Copy):
+                made.calls[index] = self._copy(block, step)
+            elif isinstance(step, Dispatch):
+                (_, offset), (pipeline, _, units) = made.groups[index], made.calls[index]
+                group = self._group(block, made, step, pipeline, offset)
+                made.groups[index], made.calls[index] = (group, offset), (pipeline, group._internal, units)
+        made.given.update((s, self.given[s]) for s in moved)
+
+    def _group(self, block: Block, made: Realised, step: Dispatch, pipeline: Pipeline, offset: int) -> Any:
+        bound = [(self._behind(block, made, s), s.nbytes) for s in (*step.reads, *step.writes)]
+        return self._device.bind(pipeline, made.params, offset, bound)
+
+    def _copy(self, block: Block, step: Copy) -> Any:
+        source, target = self.buffer(block, step.source), self.buffer(block, step.target)
+        return source._internal, step.source_offset, target._internal, step.target_offset, step.nbytes
 
     def forget(self, block: Block) -> None:
         """Give back what a block, and those made after it, hold. Nothing of it is in flight."""
@@ -273,7 +299,7 @@ class Realiser:
 
     def _give_back(self, made: Realised) -> None:
         made.calls.clear()
-        made.keep.clear()
+        made.groups.clear()
         if made.params is not None:
             self._device.release(made.params)
             made.params = None

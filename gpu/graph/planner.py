@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -92,7 +92,7 @@ class Block:
     """A straight line of steps.
 
     Attributes:
-        inputs: keys of the feeds in the frame (first block only).
+        inputs: keys of the feeds in the frame (first block only). given: those that lie on the device.
         results: where the outputs lie that this block computes, and after how many of its steps.
         decision: what decides how it goes on, where it is not.
         following: blocks made so far, by answer; the oldest are forgotten.
@@ -102,6 +102,7 @@ class Block:
     steps: list[Step]
     slots: Slots
     inputs: dict[str, int] = field(default_factory=dict)
+    given: dict[str, Storage] = field(default_factory=dict)
     results: dict[str, tuple[int, Result]] = field(default_factory=dict)
     decision: Decision | None = None
     following: OrderedDict[object, Block] = field(default_factory=OrderedDict)
@@ -128,12 +129,18 @@ class Planner:
         self.explained: tuple[Explained, ...] = ()
         self._constants: dict[Value, Tensor] = {}
 
-    def start(self, feeds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], check: Callable[[], None]) -> Block:
+    def start(
+        self,
+        feeds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+        check: Callable[[], None],
+        lying: Mapping[str, Storage] | None = None,
+    ) -> Block:
         """The first block for inputs of given dtypes and shapes.
 
         Args:
             feeds: dtype and shape of each of the graph's inputs, by name.
             check: called between nodes; what it raises is let through.
+            lying: how those feeds lie that are on the device already.
 
         Raises:
             InvalidModel, InvalidInput, UnsupportedOperator: see there.
@@ -141,14 +148,17 @@ class Planner:
         walk = Walk(Lowering(self.target), Slots(), self._constants, [Scope(self.model.graph)])
         walk.count(self.model.graph)
         walk.waiting = list(self.model.graph.outputs)
-        keys = {}
+        keys, given = {}, {}
         for value in self.model.graph.inputs:
             dtype, shape = feeds[value.name]
             tensor = Tensor(dtype, tuple(shape))
-            keys[value.name] = walk.plan.new_host(tensor)
+            if lying is not None and value.name in lying:
+                given[value.name] = walk.plan.placed[tensor] = replace(lying[value.name], role="input", fill=None)
+            else:
+                keys[value.name] = walk.plan.new_host(tensor)
             walk.bind(value, tensor)
         block = self._walk(walk, check)
-        block.inputs = keys
+        block.inputs, block.given = keys, given
         return block
 
     def resume(self, block: Block, arrays: Sequence[Any], check: Callable[[], None]) -> Block:

@@ -82,14 +82,14 @@ class Storage:
 
     Attributes:
         nbytes: its size.
-        role: "temp" (placed by liveness), "weight" (filled once, kept with the session), or "flag"
-            (a word for each step of the block that checks values).
+        role: "temp" (placed by liveness), "weight" (filled once, kept with the session), "flag"
+            (a word for each step of the block that checks values), or "input" (what a run is given on the device).
         fill: for weights: makes the bytes, called once, when the weight is uploaded.
         half: elements are f16, which kernels read and write as f32; else they take 4 bytes each.
     """
 
     nbytes: int
-    role: Literal["temp", "weight", "flag"] = "temp"
+    role: Literal["temp", "weight", "flag", "input"] = "temp"
     fill: Callable[[], Array] | None = None
     half: bool = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

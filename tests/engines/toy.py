@@ -32,6 +32,8 @@ from trionnx.gpu.seam import (
     Failed,
     Fenced,
     Finished,
+    Free,
+    Freed,
     Load,
     Loaded,
     ModelMetadata,
@@ -42,6 +44,7 @@ from trionnx.gpu.seam import (
     Segment,
     StepView,
     TensorInfo,
+    TensorRef,
 )
 
 __all__ = ["ToyEngine", "expected"]
@@ -200,7 +203,7 @@ class ToyEngine:
 
         self._post(work, done)
 
-    def end(self, run: int, done: Done) -> None:
+    def end(self, run: int, done: Done, kept: tuple[TensorRef, ...] = ()) -> None:
         def work() -> Reply:
             self._wrong("end")
             known = self._runs.pop(run, None)
@@ -208,7 +211,10 @@ class ToyEngine:
 
         self._post(work, done)
 
-    def explain(self) -> tuple[Explained, ...]:
+    def free(self, request: Free, done: Done) -> None:
+        done(Freed())
+
+    def explain(self, model: int = 0) -> tuple[Explained, ...]:
         return ()
 
     def close(self, done: Done) -> None:

@@ -22,12 +22,15 @@ from trionnx.gpu.seam import (
     Failed,
     Fenced,
     Finished,
+    Free,
+    Freed,
     Load,
     Loaded,
     Outputs,
     Read,
     Reply,
     Segment,
+    TensorRef,
 )
 
 LIMIT_S = 120
@@ -51,13 +54,14 @@ class Driver:
         loaded = ask(lambda done: engine.load(Load(source, **load), done, lambda progress: None))
         assert isinstance(loaded, Loaded)
         self.loaded = loaded
-        self.runs = 0
+        self.model = load.get("model", 0)
+        self.runs = 1000 * self.model
         self.counts = Counts()
 
-    def begin(self, feeds: Mapping[str, Any]) -> Any:
+    def begin(self, feeds: Mapping[str, Any], keep: tuple[str, ...] = ()) -> Any:
         self.runs += 1
         names = tuple(info.name for info in self.loaded.outputs)
-        begun = ask(lambda done: self.engine.begin(Begin(self.runs, feeds, names), done))
+        begun = ask(lambda done: self.engine.begin(Begin(self.runs, feeds, names, model=self.model, keep=keep), done))
         assert isinstance(begun, Begun)
         return begun.block
 
@@ -70,15 +74,18 @@ class Driver:
         assert isinstance(outputs, Outputs)
         return [outputs.values[name] for name in names]
 
-    def end(self) -> None:
-        ended = ask(lambda done: self.engine.end(self.runs, done))
+    def end(self, kept: tuple[TensorRef, ...] = ()) -> None:
+        ended = ask(lambda done: self.engine.end(self.runs, done, kept))
         assert isinstance(ended, Ended)
         self.counts = ended.counts
 
-    def run(self, feeds: Mapping[str, Any], *, units: int | None = None) -> list[Any]:
-        """Run to the end, a step per segment, each cut every `units` units."""
+    def run(
+        self, feeds: Mapping[str, Any], *, units: int | None = None, keep: tuple[str, ...] = ()
+    ) -> list[Any]:
+        """Run to the end, a step per segment, each cut every `units` units; outputs in `keep` stay on the device."""
+        made: list[Any] = []
         try:
-            block: Any = self.begin(feeds)
+            block: Any = self.begin(feeds, keep)
             seq = 0
             while not isinstance(block, Finished):
                 decided: Any = None
@@ -93,9 +100,21 @@ class Driver:
                         decided = reply.next or decided
                         seq += 1
                 block = block.then if block.then is not None else decided
-            return self.read()
+            made = self.read()
+            return made
         finally:
-            self.end()
+            self.end(tuple(value for value in made if isinstance(value, TensorRef)))
+
+    def bring(self, *refs: TensorRef) -> list[Any]:
+        """Kept values as arrays."""
+        self.runs += 1
+        outputs = ask(lambda done: self.engine.read(Read(self.runs, tensors=refs), done))
+        assert isinstance(outputs, Outputs)
+        return list(outputs.tensors)
+
+    def free(self, *refs: TensorRef, models: tuple[int, ...] = ()) -> None:
+        """Give kept values, and models, back."""
+        assert ask(lambda done: self.engine.free(Free(refs, models), done)) == Freed()
 
     def close(self) -> None:
         ask(self.engine.close)

@@ -24,7 +24,21 @@ import trionnx
 from trionnx import DeviceHung, RunTerminated, TerminatePolicy
 from trionnx.actors.fake import FakeEngine, FakeModel
 from trionnx.gpu.engine import Engine
-from trionnx.gpu.seam import Begin, Counts, Done, Ended, Explained, Fenced, Load, Loaded, Progress, Read, Reply, Segment, StepView
+from trionnx.gpu.seam import (
+    Begin,
+    Counts,
+    Done,
+    Ended,
+    Explained,
+    Fenced,
+    Load,
+    Loaded,
+    Progress,
+    Read,
+    Reply,
+    Segment,
+    StepView,
+)
 from trionnx.scheduler import backends
 
 Feed = dict[str, np.ndarray[Any, Any]]

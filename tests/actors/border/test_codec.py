@@ -114,6 +114,20 @@ ERRORS = st.one_of(
 )
 
 
+SECONDS = st.floats(1e-6, allow_nan=False)
+POLICIES = st.builds(
+    TerminatePolicy,
+    split_into_checkpoints=st.booleans(),
+    checkpoint_interval_s=SECONDS,
+    max_in_flight=st.integers(1, 9),
+    on_terminate=st.sampled_from(["throw_cancel", "stop_submit"]),
+    drain_timeout_s=SECONDS,
+    hang_timeout_s=SECONDS,
+)
+SHAPES = st.lists(st.integers(0, 1 << 40), max_size=8).map(tuple)
+REFS = st.builds(seam.TensorRef, *[st.integers()] * 3, NATIVE | st.sampled_from([*map(np.dtype, EXTENDED)]), SHAPES)
+
+
 def of(hint: Any) -> st.SearchStrategy[Any]:
     """What a field with this annotation may hold."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -143,6 +157,10 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
         return ERRORS
     if isinstance(hint, type) and issubclass(hint, tuple):
         return st.builds(hint, *map(of, typing.get_type_hints(hint).values()))
+    if hint is TerminatePolicy:
+        return POLICIES
+    if hint is seam.TensorRef:
+        return REFS
     assert dataclasses.is_dataclass(hint), hint
     hints, cls = typing.get_type_hints(hint), typing.cast(type, hint)
     return st.deferred(lambda: st.builds(cls, **{f.name: of(hints[f.name]) for f in dataclasses.fields(hint)}))
@@ -330,7 +348,7 @@ def test_texts_that_fit_no_annotation_are_malformed(cls, item, tail):
 
 
 MESSAGE = Outputs(3, {"y": np.arange(2000.0), "t": ["a", {"b": 1}], "small": np.ones(3)})
-BLOCK = messages.Explanation(tuple(seam.Explained(f"n{n}", "Add", "gpu", "why") for n in range(5)))
+BLOCK = messages.Explanation(0, tuple(seam.Explained(f"n{n}", "Add", "gpu", "why") for n in range(5)))
 
 
 @pytest.mark.parametrize("message", [MESSAGE, BLOCK, Segment(1, 2, Cursor(0), Cursor(0, 1)), Failed(KeyError("x"))])

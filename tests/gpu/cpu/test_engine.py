@@ -305,14 +305,14 @@ def test_a_run_is_terminated_in_the_middle(driver: Driver, how: str) -> None:
     begun = driver.answer(driver.engine.begin, Begin(1, {"x": np.zeros(1, np.float32)}, ("y",)))
     assert isinstance(begun, Begun)
     started = threading.Event()
-    session, run = driver.engine._session, driver.engine._runs[1]
+    session, run = driver.engine._sessions[0], driver.engine._runs[1]
 
     class Watched:
         def run(self, *arguments: Any) -> Any:
             started.set()
             return session.run(*arguments)
 
-    driver.engine._session = Watched()
+    driver.engine._sessions[0] = Watched()
     replies = driver.ask(driver.engine.submit, Segment(1, 0, *WHOLE))
     assert started.wait(30)
     if how == "close":
