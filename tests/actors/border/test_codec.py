@@ -26,6 +26,7 @@ from trionnx.actors.border import codec, messages
 from trionnx.actors.border.parcel import Frames, Malformed, Packing, Unpacking, frame
 from trionnx.actors.border.shared import Arena, SharedFile
 from trionnx.gpu import errors, seam
+from trionnx.gpu.policy import TerminatePolicy
 from trionnx.gpu.seam import Begin, BlockView, Cursor, Failed, Fenced, Load, Outputs, Segment, StepView
 
 EXTENDED = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4)
@@ -90,7 +91,9 @@ NARROW = st.tuples(st.sampled_from(EXTENDED), SHAPES).map(lambda a: np.ones(a[1]
 NUMBERS = st.booleans() | st.integers() | st.floats() | st.complex_numbers(allow_nan=False)
 SCALARS = st.none() | NUMBERS | TEXTS | st.binary(max_size=9)
 GENERICS = st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.float16(0), ml_dtypes.bfloat16(2)])
-LEAVES = SCALARS | ARRAYS | OBJECTS | NARROW | GENERICS | LARGE
+SHAPES = st.lists(st.integers(0, 1 << 40), max_size=8).map(tuple)
+REFS = st.builds(seam.TensorRef, *[st.integers()] * 3, NATIVE | st.sampled_from([*map(np.dtype, EXTENDED)]), SHAPES)
+LEAVES = SCALARS | ARRAYS | OBJECTS | NARROW | GENERICS | LARGE | REFS
 VALUES = st.recursive(
     LEAVES,
     lambda inner: (
@@ -124,8 +127,6 @@ POLICIES = st.builds(
     drain_timeout_s=SECONDS,
     hang_timeout_s=SECONDS,
 )
-SHAPES = st.lists(st.integers(0, 1 << 40), max_size=8).map(tuple)
-REFS = st.builds(seam.TensorRef, *[st.integers()] * 3, NATIVE | st.sampled_from([*map(np.dtype, EXTENDED)]), SHAPES)
 
 
 def of(hint: Any) -> st.SearchStrategy[Any]:
@@ -182,6 +183,7 @@ def test_every_message_comes_back_as_it_was(cls, data):
 
 def test_every_type_of_the_seam_is_of_the_list_or_within():
     parts = {"BlockView", "Counts", "Cursor", "Explained", "Finished", "ModelMetadata", "NodeTime", "StepView"}
+    parts |= {"TensorRef"}
     names = {cls.__name__ for cls in messages.MESSAGES}
     types_ = {name for name in seam.__all__ if isinstance(getattr(seam, name), type)}
     assert types_ - parts - {"Done", "Reply", "TensorInfo"} <= names
