@@ -96,7 +96,7 @@ def list_adapters() -> list[AdapterInfo]:
 
     May block for as long as the drivers do.
     """
-    with driver_lock():
+    with driver_lock():  # also while `found` drops what is of no use: two threads in EGL abort the process
         return [AdapterInfo(**facts, _adapter=native) for facts, native in found()]
 
 

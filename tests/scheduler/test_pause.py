@@ -13,8 +13,9 @@ import trionnx
 from trionnx import RunTerminated, TerminatePolicy
 from trionnx.actors.fake import FakeModel
 from trionnx.gpu.seam import StepView
-from trionnx.scheduler.governor import State, governor_of
+from trionnx.scheduler.governor import governor_of
 from trionnx.scheduler.run import Run
+from trionnx.scheduler.turns import State
 
 Feed = dict[str, np.ndarray[Any, Any]]
 SEGMENT_S = 0.005
@@ -49,7 +50,9 @@ async def test_a_paused_run_goes_on_where_it_was(autojump_clock: MockClock, feed
         run_of(session).pause()
         await trio.sleep(1)
         assert engine.count("handed") == handed, "a paused run hands nothing over"
-        assert engine.count("finish") == handed, "what was in flight goes on"
+        finished = engine.count("finish")
+        assert finished == engine.count("driver") == 12, "what the device has goes on"
+        assert engine.count("drop") == handed - finished, "the rest is taken back"
         assert not got
         # The other session has the adapter for itself, and more than a paused run's time is no hang.
         start = trio.current_time()
@@ -60,7 +63,7 @@ async def test_a_paused_run_goes_on_where_it_was(autojump_clock: MockClock, feed
         start = trio.current_time()
         while not got:
             await trio.sleep(SEGMENT_S)
-        assert trio.current_time() - start == pytest.approx((40 - handed) * SEGMENT_S, abs=2 * SEGMENT_S)
+        assert trio.current_time() - start == pytest.approx((40 - finished) * SEGMENT_S, abs=2 * SEGMENT_S)
     assert same(got, played, feed)
 
 

@@ -251,6 +251,9 @@ class Proxy:
     def stop(self, run: int) -> None:
         self._engine.stop(run)
 
+    def recall(self, run: int, seq: int) -> None:
+        self._engine.recall(run, seq)
+
     def read(self, request: Read, done: Done) -> None:
         self._engine.read(request, done)
 

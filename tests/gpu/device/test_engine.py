@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trionnx.gpu.device.adapters import AdapterInfo, fitting
+from trionnx.gpu.device.adapters import DRIVER_LOCK, AdapterInfo, fitting, list_adapters
 from trionnx.gpu.errors import InvalidModel, NoAdapter, RunStopped
 from trionnx.gpu.seam import Begun, Cursor, Dropped, Fenced, Finished
 
@@ -55,6 +55,24 @@ def test_a_selector_that_fits_none_of_them_says_what_there_is(selector):
     with pytest.raises(NoAdapter) as caught:
         fitting([SOFT, HARD], selector)
     assert str(caught.value) == f"no adapter fits {selector!r}; there are: 0: {SOFT}, 1: {HARD}"
+
+
+def test_adapters_of_no_use_are_dropped_under_the_drivers_lock(monkeypatch):
+    """EGL aborts the process where one thread drops an OpenGL adapter while another lists them."""
+    import wgpu
+
+    dropped = []
+
+    class OpenGl:
+        info = {"backend_type": "OpenGL"}  # noqa: RUF012
+        features = frozenset()
+
+        def __del__(self):
+            dropped.append(DRIVER_LOCK.locked())
+
+    monkeypatch.setattr(wgpu.gpu, "enumerate_adapters_sync", lambda: [OpenGl(), OpenGl()])
+    assert list_adapters() == []
+    assert dropped == [True, True]
 
 
 def test_results_do_not_depend_on_where_a_step_is_cut(open_model, parse, rng):
