@@ -1,178 +1,183 @@
-"""How long a cancel takes, and what it leaves behind.
+"""How long a cancel takes, what it leaves behind, and what checkpoints cost.
 
-    python benchmarks/cancel.py MODEL [--rounds N] [--adapter A] [--json] [--peer]
+    python benchmarks/cancel.py [--models NAME ...] [--giants] [--all-drivers] [--judge]
 
-MODEL is a name from examples/real_models.py, or an .onnx file (then --shape, for free dimensions).
-A run is cancelled at 5, 15, ... 95 % of the time that a whole run takes; after each cancel the next
-output is compared with the one before, bit for bit. Meanwhile a task beats every millisecond.
+A NAME is one from examples/real_models.py, "matmul_2048", "all" for these, or an .onnx file (then --shape,
+for free dimensions). For each policy a warm run is cancelled at 100 random moments, the same each time. The device
+itself counts the segments that it executes; outputs afterwards are compared, bit for bit. Meanwhile a task beats
+every millisecond. Then runs that are cut into segments take turns with runs that are submitted whole.
+
+--all-drivers does it in a process of its own on each software driver that is installed. --json keeps what was
+measured, samples and all, and --read shows, draws and judges it again.
 
 --peer does the same work in onnxruntime-webgpu, in a virtual environment of its own, and sets
-`RunOptions.terminate` at the same shares of its own run; needs an adapter that Dawn takes (SwiftShader will do).
+`RunOptions.terminate` at 5, 15, ... 95 % of its own run; needs an adapter that Dawn takes (SwiftShader will do).
 
-Exits with 1 where a segment was handed over after a cancel, an output was not the same, or the peer does not run here.
+Exits with 1 where a segment was handed over after a cancel, an output was not the same, the device counted
+something else than what was submitted, or the peer does not run here; with --judge also where an aim was missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import trio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+import measuring
 import peer
 import real_models
+import record
+import report
 import trionnx
-from trionnx.cli.console import milliseconds, output, quiet_drivers, table
-from trionnx.cli.inputs import UsageError, draw, parse_shapes
-from trionnx.cli.measure import HandOvers, cancel_after, heartbeat, quantile, whole_runs
-from trionnx.gpu.graph.read import read_model
-from trionnx.gpu.shapes import check_shapes
+import works
+from drivers import software_drivers
+from moments import POLICIES
+from record import Record
+from trionnx.cli.console import output, quiet_drivers
+from trionnx.cli.inputs import UsageError
 
 __all__: list[str] = []
 
 SHARES = tuple(percent / 100 for percent in range(5, 100, 10))
-WARM, TIMED = 2, 5
-LEFT_S, LEFT_SHARE, GAP_RUN_S, GAP_LOAD_S = 0.100, 0.03, 0.010, 0.050
 
 
 def main() -> int:
-    """Measure, print, judge."""
+    """Measure, print, draw, judge."""
     arguments = parse()
-    path, feeds = work(arguments)
-    found = trio.run(measure, arguments, path, feeds)
-    missing = ""
+    other: dict[str, Any] | None = None
+    wrong: list[str] = []
+    if arguments.read:
+        records = record.load(arguments.read)
+    elif arguments.all_drivers:
+        records = on_each_driver(arguments, wrong)
+    else:
+        records = on_this_driver(arguments)
     if arguments.peer:
         try:
-            found["peer"] = peer.measure(path, feeds, SHARES, say=lambda line: print(line, file=sys.stderr))
+            other = by_the_peer(arguments)
         except peer.Unavailable as error:
-            missing = str(error)
-    if arguments.json:
-        print(json.dumps(found, indent=2))
+            wrong.append(str(error))
+    if arguments.json == "-":
+        print(record.save(records))
     else:
-        show(found)
-    if missing:
-        print(f"cancel.py: {missing}", file=sys.stderr)
-    return 0 if found["late_segments"] == 0 and found["different_outputs"] == 0 and not missing else 1
+        report.show(records, output())
+        if other is not None:
+            peer.show(other, output())
+    if arguments.plot is not None:
+        draw(records, arguments.plot)
+    wrong += [line for one in records for line in one.faults()]
+    if arguments.judge:
+        wrong += [line for one in records for line in one.misses()]
+    for line in wrong:
+        print(f"cancel.py: {line}", file=sys.stderr)
+    return 1 if wrong or not records else 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0] if __doc__ else None, usage="cancel.py MODEL [options]"
+        description=__doc__.partition("\n")[0] if __doc__ else None, usage="cancel.py [options]"
     )
-    parser.add_argument("model", help="a name from examples/real_models.py, or an .onnx file")
-    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,48,320")
-    parser.add_argument("--rounds", type=int, default=5, help="cancels at each of the ten moments (default: 5)")
-    parser.add_argument("--backend", default="webgpu")
-    parser.add_argument("--adapter", default=None)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--peer", action="store_true", help="onnxruntime-webgpu too")
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--models", nargs="+", default=["ppocrv4_rec"], metavar="NAME", help="names, files, all (default: ppocrv4_rec)")
+    add("--giants", action="store_true", help="one large Conv, LSTM and Resize, too")
+    add("--shape", action="append", default=[], metavar="NAME=1,3,48,320", help="of a file's free dimensions")
+    add("--policies", nargs="+", default=list(POLICIES), choices=POLICIES, metavar="POLICY", help=" ".join(POLICIES))
+    add("--rounds", type=int, default=100, help="cancels for each policy (default: 100)")
+    add("--pairs", type=int, default=15, help="samples of split and whole runs (default: 15; 0: none)")
+    add("--check", type=int, default=5, help="compare outputs after so many cancels (default: 5)")
+    add("--seed", type=int, default=0, help="of the moments")
+    add("--backend", default="webgpu")
+    add("--adapter", default=None)
+    add("--all-drivers", action="store_true", help="on each software driver that is installed")
+    add("--json", nargs="?", const="-", metavar="FILE", help="print JSON, or keep it in a file as it grows")
+    add("--read", nargs="+", type=Path, metavar="FILE", help="measure nothing; read what --json kept")
+    add("--plot", type=Path, metavar="FILE.png", help="draw it")
+    add("--judge", action="store_true", help="exit with 1 where an aim was missed")
+    add("--peer", action="store_true", help="the first model in onnxruntime-webgpu, too")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.check < 1 or arguments.pairs < 0:
+        parser.error("--rounds and --check are at least 1, --pairs at least 0")
+    if arguments.peer and (arguments.all_drivers or arguments.read):
+        parser.error("--peer goes neither with --all-drivers nor with --read")
+    return arguments
 
 
-def work(arguments: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
-    """The model's path and its inputs."""
-    if arguments.model in real_models.MODELS:
-        return real_models.model(arguments.model), real_models.feeds(arguments.model)
-    path = Path(arguments.model)
-    model, shapes = read_model(path, optimise=False), parse_shapes(arguments.shape)
-    check_shapes((*model.inputs, *model.overridable), shapes)
-    return path, draw(model.inputs, shapes, seed=0)
+def on_this_driver(arguments: argparse.Namespace) -> list[Record]:
+    """Measure one model after the other; what there is goes to the file after each."""
+    records: list[Record] = []
+    for name in works.names_of(arguments.models, arguments.giants):
+        work = works.work(name, arguments.shape)
+
+        def say(what: str, name: str = name) -> None:
+            print(f"{name}: {what}", file=sys.stderr, flush=True)
+
+        async def measure(work: works.Work = work) -> Record:
+            return await measuring.measure(
+                work,
+                backend=arguments.backend,
+                adapter=arguments.adapter,
+                policies=arguments.policies,
+                rounds=arguments.rounds,
+                pairs=arguments.pairs,
+                check=arguments.check,
+                seed=arguments.seed,
+                say=say,
+            )
+
+        records.append(trio.run(measure))
+        if arguments.json not in (None, "-"):
+            record.save(records, Path(arguments.json))
+    return records
 
 
-async def measure(arguments: argparse.Namespace, path: Path, feeds: dict[str, Any]) -> dict[str, Any]:
-    """Load, run whole, cancel again and again."""
-    shapes = {name: value.shape for name, value in feeds.items()}
-    async with trionnx.open_scheduler(backend=arguments.backend, adapter=arguments.adapter) as scheduler:
-        async with heartbeat() as loading:
-            start = time.perf_counter()
-            session = await scheduler.load(path, input_shapes=shapes)
-            load_s = time.perf_counter() - start
-        if session.backend != arguments.backend:
-            raise SystemExit(f"asked for {arguments.backend}, got {session.backend}")
-        _, expected = await whole_runs(session, feeds, WARM)
-        handed = HandOvers(session)
-        samples, different = [], 0
-        async with heartbeat() as running:
-            seconds, outputs = await whole_runs(session, feeds, TIMED)
-            different += not same(expected, outputs)
-            segments = handed.count // TIMED
-            for _ in range(arguments.rounds):
-                for share in SHARES:
-                    # Of the newest whole runs: a busy machine changes its pace.
-                    whole = statistics.median(seconds[-TIMED:])
-                    samples.append(await cancel_after(session, feeds, share * whole, handed))
-                    more, outputs = await whole_runs(session, feeds, 1)
-                    seconds += more
-                    different += not same(expected, outputs)
-        left = [sample.left_s for sample in samples if sample.left_s is not None]
-        if not left:
-            raise SystemExit("cancel.py: every run was over before it could be cancelled")
-        return {
-            "model": arguments.model,
-            "backend": session.backend,
-            "adapter": session.adapter,
-            "load_s": load_s,
-            "whole_s": statistics.median(seconds),
-            "segments": segments,
-            "cancelled": len(left),
-            "over_before": len(samples) - len(left),
-            "left_p50_s": quantile(left, 0.50),
-            "left_p99_s": quantile(left, 0.99),
-            "left_max_s": max(left),
-            "late_segments": sum(sample.late for sample in samples),
-            "different_outputs": different,
-            "gap_load_max_s": max(loading.gaps, default=0.0),
-            "gap_run_p99_s": quantile(running.gaps, 0.99),
-            "gap_run_max_s": max(running.gaps, default=0.0),
-        }
+def on_each_driver(arguments: argparse.Namespace, wrong: list[str]) -> list[Record]:
+    """Measure in a process of its own on each driver; a process that fails is told of in `wrong`."""
+    drivers = software_drivers()
+    if not drivers:
+        wrong.append("no software driver is installed where one is looked for")
+    words = ["--models", *works.names_of(arguments.models, arguments.giants), "--policies", *arguments.policies]
+    words += [f"--shape={shape}" for shape in arguments.shape]
+    words += [f"--{name}={getattr(arguments, name)}" for name in ("rounds", "pairs", "check", "seed")]
+    records: list[Record] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for driver in drivers:
+            print(f"on {driver.name}", file=sys.stderr, flush=True)
+            file = Path(folder) / f"{driver.name}.json"
+            code = driver.run(Path(__file__), [*words, f"--json={file}"])
+            made = record.load([file]) if file.exists() else []
+            records += made
+            if code and not any(one.faults() for one in made):
+                wrong.append(f"on {driver.name} the measurement ended with {code}")
+            if arguments.json not in (None, "-"):
+                record.save(records, Path(arguments.json))
+    return records
 
 
-def same(one: list[Any], other: list[Any]) -> bool:
-    """Whether outputs agree bit for bit."""
-    return all(
-        np.asarray(a).dtype == np.asarray(b).dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
-        for a, b in zip(one, other, strict=True)
-    )
+def by_the_peer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The first model in onnxruntime-webgpu."""
+    work = works.work(works.names_of(arguments.models)[0], arguments.shape)
+    with tempfile.TemporaryDirectory() as folder:
+        path = work.source
+        if isinstance(path, bytes):
+            path = Path(folder) / f"{work.name}.onnx"
+            path.write_bytes(work.source)
+        return peer.measure(path, work.feeds, SHARES, say=lambda line: print(line, file=sys.stderr))
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print a table, with what was aimed at."""
-    bound = max(LEFT_S, LEFT_SHARE * found["whole_s"])
-    console = output()
-    console.print(f"{found['model']} on {found['backend']}: {found['adapter']}")
-    rows = table("", "measured", "aim", "")
-
-    def row(what: str, value: str, aim: str = "", met: bool | None = None) -> None:
-        rows.add_row(what, value, aim, "" if met is None else "met" if met else "missed")
-
-    def timed(what: str, key: str, aim: float | None = None) -> None:
-        met = None if aim is None else found[key] <= aim
-        row(what, milliseconds(found[key]), "" if aim is None else f"at most {milliseconds(aim)}", met)
-
-    row("load", f"{found['load_s']:.2f} s")
-    timed("a whole run", "whole_s")
-    row("segments in it", str(found["segments"]))
-    row("runs cancelled", f"{found['cancelled']} (and {found['over_before']} that were over before)")
-    timed("cancel to scope left, p50", "left_p50_s")
-    timed("cancel to scope left, p99", "left_p99_s", bound)
-    timed("cancel to scope left, max", "left_max_s")
-    row("segments handed over after a cancel", str(found["late_segments"]), "0", found["late_segments"] == 0)
-    row("outputs that were not the same", str(found["different_outputs"]), "0", found["different_outputs"] == 0)
-    timed("heartbeat gap during load, max", "gap_load_max_s", GAP_LOAD_S)
-    timed("heartbeat gap during runs, p99", "gap_run_p99_s", GAP_RUN_S)
-    timed("heartbeat gap during runs, max", "gap_run_max_s")
-    console.print(rows)
-    if "peer" in found:
-        peer.show(found["peer"], console)
+def draw(records: list[Record], path: Path) -> None:
+    """Draw what was measured."""
+    try:
+        import picture
+    except ImportError:
+        raise UsageError("--plot needs Pillow, which comes with the extra [examples]") from None
+    picture.draw(records).save(path)
 
 
 if __name__ == "__main__":
@@ -181,6 +186,6 @@ if __name__ == "__main__":
         sys.exit(main())
     except (
         *(trionnx.NoAdapter, trionnx.InvalidInput, trionnx.InvalidModel, trionnx.UnsupportedOperator),
-        *(UsageError, real_models.Unavailable, MemoryError, OSError),
+        *(measuring.WrongBackend, UsageError, real_models.Unavailable, MemoryError, OSError, ValueError),
     ) as error:
         sys.exit(f"cancel.py: {error}")
