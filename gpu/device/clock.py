@@ -7,13 +7,18 @@ from typing import Any
 
 from .device import COPY_DST, COPY_SRC, MAP_READ, Device
 
-__all__ = ["MARKS", "Clock", "Stamps"]
+__all__ = ["MARKS", "Clock", "Stamps", "spacing"]
 
 FEATURES = frozenset(("timestamp-query", "timestamp-query-inside-encoders", "timestamp-query-inside-passes"))
 MARKS = 64
 """Timestamps that one command buffer may hold."""
 SLOTS = 6
 RESOLVE = 0x200
+
+
+def spacing(steps: int) -> int:
+    """Every how many steps the time is written, so that `MARKS` are enough: one goes before the first step."""
+    return -(-steps // (MARKS - 1))
 
 
 class Clock:

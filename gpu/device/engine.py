@@ -43,7 +43,7 @@ from ..seam import (
 )
 from ..shapes import check_shapes
 from .adapters import AdapterInfo, choose_adapter
-from .clock import MARKS, Clock, Stamps
+from .clock import Clock, Stamps, spacing
 from .counter import Counter
 from .device import Device
 from .faults import translate
@@ -386,7 +386,7 @@ class WebGpuEngine:
         """Write a segment's commands, and the time at its ends, or between its steps; where that was."""
         start, stop = segment.start, segment.stop
         first, last = start.step, stop.step + (stop.unit > 0)
-        every = 1 + (last - first) // MARKS if closely and stamps is not None else last - first
+        every = spacing(last - first) if closely and stamps is not None else last - first
         marks = [first]
         if stamps is not None:
             writer.mark(stamps)
