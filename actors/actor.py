@@ -44,6 +44,9 @@ __all__ = ["CLOSE_BOUND_S", "Actor", "run_actor"]
 CLOSE_BOUND_S = 10.0
 """How long an engine's answer to close is waited for, in seconds, before it is abandoned."""
 
+GONE = (trio.RunFinishedError, OSError)
+"""What a token raises whose Trio run is over; OSError, where it was a guest and its host's loop was simply left."""
+
 OnReply = Callable[[Reply], None]
 IsNews = Callable[[Reply], bool]
 OnProgress = Callable[[str, int, int], None]
@@ -223,7 +226,7 @@ class Actor:
 
         def progress(item: Progress) -> None:
             if on_progress is not None:
-                with contextlib.suppress(trio.RunFinishedError):
+                with contextlib.suppress(*GONE):
                     self._token.run_sync_soon(hear, item)
 
         load = _Request(lambda engine, done: engine.load(request, done, progress), hear)
@@ -294,7 +297,7 @@ class Actor:
         def done(reply: Reply) -> None:
             self._replies.append((request, reply))
             if request.is_news is None or request.is_news(reply):
-                with contextlib.suppress(trio.RunFinishedError):
+                with contextlib.suppress(*GONE):
                     self._token.run_sync_soon(self._hear)
 
         try:

@@ -164,10 +164,8 @@ def by_the_peer(arguments: argparse.Namespace) -> dict[str, Any]:
     """The first model in onnxruntime-webgpu."""
     work = works.work(works.names_of(arguments.models)[0], arguments.shape)
     with tempfile.TemporaryDirectory() as folder:
-        path = work.source
-        if isinstance(path, bytes):
-            path = Path(folder) / f"{work.name}.onnx"
-            path.write_bytes(work.source)
+        path = Path(folder) / f"{work.name}.onnx"
+        path.write_bytes(work.source if isinstance(work.source, bytes) else work.source.read_bytes())
         return peer.measure(path, work.feeds, SHARES, say=lambda line: print(line, file=sys.stderr))
 
 

@@ -43,7 +43,8 @@ async def measure(
 
     Args:
         work: the model and its inputs.
-        backend: an engine's name. adapter: index or part of a name.
+        backend: an engine's name.
+        adapter: index or part of a name; None: the best there is.
         policies: names of `moments.POLICIES`.
         rounds: cancels for each policy.
         pairs: samples of split and whole runs; 0: none.

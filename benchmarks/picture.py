@@ -210,7 +210,9 @@ def _cancels_row(canvas: Canvas, record: Record, axis: Axis, y: float) -> None:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.{0 if seconds >= 0.01 else 1}f} ms"
 
 
 def _costs_axis(records: Sequence[Record]) -> Axis:

@@ -108,7 +108,7 @@ class Cost:
         """The share that checkpoints add: lower quartile, median, upper quartile."""
         shares = [ratio - 1 for ratio in self.ratios]
         if len(shares) < 2:
-            return (shares[0],) * 3
+            return shares[0], shares[0], shares[0]
         low, middle, high = statistics.quantiles(shares, n=4, method="inclusive")
         return low, middle, high
 

@@ -52,10 +52,14 @@ def _cancels(records: Sequence[Record], console: Console) -> None:
                 "" if bound_s is None else "met" if met else "missed",
                 f"{cancels.after}" if cancels.limit is None else f"{cancels.after} of {cancels.limit}",
                 str(cancels.late),
-                "none" if cancels.miscounted is None else f"{cancels.miscounted} wrong" if cancels.miscounted else "right",
-                f"{cancels.different} of {cancels.compared} differ" if cancels.different else f"{cancels.compared} same",
+                _counted(cancels.miscounted),
+                f"{cancels.compared - cancels.different} of {cancels.compared} same",
             )
     console.print(rows)
+
+
+def _counted(wrong: int | None) -> str:
+    return "none" if wrong is None else "right" if wrong == 0 else f"wrong {wrong} times"
 
 
 def _costs(records: Sequence[Record], console: Console) -> None:

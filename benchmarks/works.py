@@ -39,10 +39,9 @@ class Work:
 
 
 def _one(op: str, feeds: dict[str, Array], weights: dict[str, Array], order: Sequence[str], **attributes: Any) -> Made:
-    """A model of one operator, whose first output is the model's."""
-    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in feeds.items()]
-    out = onnx.ValueInfoProto(name="y")
-    out.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    """A model of one operator on floats, whose first output is the model's."""
+    infos = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, x.shape) for name, x in feeds.items()]
+    out = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
     node = helper.make_node(op, order, ["y"], **attributes)
     constants = [numpy_helper.from_array(value, name) for name, value in weights.items()]
     graph = helper.make_graph([node], op, infos, [out], constants)

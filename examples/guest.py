@@ -54,7 +54,7 @@ class Desk:
     stop: Callable[[], None] | None = None
     done: int = 0
     total: int = 0
-    pressed_at: int | None = None
+    pressed_at: int = 0
     beats: int = 0
     longest_s: float = 0.0
     _last: float = field(default_factory=time.perf_counter)
@@ -97,8 +97,8 @@ async def work(desk: Desk, source: Any, feeds: dict[str, Any], backend: str = "w
     async with trionnx.open_scheduler(backend=backend) as scheduler:
         session = await scheduler.load(source, input_shapes={name: np.shape(x) for name, x in feeds.items()})
         desk.report(f"loaded on {session.backend}: {session.adapter}")
-        for _ in range(2):
-            before = await session.run(None, feeds, trionnx.RunOptions(on_progress=desk.progress))
+        await session.run(None, feeds, trionnx.RunOptions(on_progress=desk.progress))
+        before = await session.run(None, feeds, trionnx.RunOptions(on_progress=desk.progress))
         desk.report(f"run twice, {desk.total} segments each")
         for how in ("scope.cancel()", "options.terminate()"):
             await _be_stopped(desk, session, feeds, how)
@@ -111,23 +111,23 @@ async def work(desk: Desk, source: Any, feeds: dict[str, Any], backend: str = "w
 async def _be_stopped(desk: Desk, session: trionnx.Session, feeds: dict[str, Any], how: str) -> None:
     statistics = session.statistics()
     options = trionnx.RunOptions(on_progress=desk.progress)
-    desk.done, desk.pressed_at = 0, None
-    outcome = "came to its end"
+    desk.done = desk.pressed_at = 0
+    ending = "came to its end"
     with trio.CancelScope() as scope:
         desk.stop = scope.cancel if how == "scope.cancel()" else options.terminate
         try:
             await session.run(None, feeds, options)
         except trionnx.RunTerminated:
-            outcome = "raised RunTerminated"
+            ending = "raised RunTerminated"
     if scope.cancelled_caught:
-        outcome = "was cancelled"
+        ending = "was cancelled"
     desk.stop = None
     finished = session.statistics().segments_finished - statistics.segments_finished
-    if desk.pressed_at is None or outcome == "came to its end":
+    if ending == "came to its end":
         raise Wrong("the run was over before the button was pressed")
     late = finished - desk.pressed_at
     desk.report(
-        f"{how} by the host when {desk.pressed_at} of {desk.total} segments were done: the run {outcome}\n"
+        f"{how} by the host when {desk.pressed_at} of {desk.total} segments were done: the run {ending}\n"
         f"  the GPU finished {late} more, what was in flight, and stopped"
     )
     # What finished while the host had the thread is news to Trio only afterwards.
@@ -157,10 +157,10 @@ async def trio_as_guest(async_fn: Callable[..., Awaitable[Any]], *args: Any) -> 
 
     def on_end(out: outcome.Outcome[Any]) -> None:
         ended.set_result(out)
-        if isinstance(out, outcome.Value):
-            result.set_result(out.value)
-        else:
+        if isinstance(out, outcome.Error):
             result.set_exception(out.error)
+        else:
+            result.set_result(out.unwrap())
             result.exception()  # whoever awaits it gets it; nobody has to
 
     trio.lowlevel.start_guest_run(
