@@ -56,7 +56,7 @@ pytest: setup-dev
 test: lint pytest
 
 bench: setup
-	$(RUN) benchmarks/cancel.py $(MODEL) $(BENCH)
+	$(RUN) benchmarks/cancel.py --models $(MODEL) $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

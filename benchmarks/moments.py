@@ -58,12 +58,18 @@ def moments(seed: str) -> Iterator[float]:
         yield dice.random()
 
 
-def same(one: list[Any], other: list[Any]) -> bool:
-    """Whether outputs agree bit for bit."""
-    return all(
-        np.asarray(a).dtype == np.asarray(b).dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
-        for a, b in zip(one, other, strict=True)
-    )
+def same(one: Any, other: Any) -> bool:
+    """Whether outputs agree bit for bit: arrays, texts, and lists and dicts of them."""
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return isinstance(other, dict) and same([*one], [*other]) and same([*one.values()], [*other.values()])
+    if one is None or other is None:
+        return one is other
+    a, b = np.asarray(one), np.asarray(other)
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return np.array_equal(a, b) if a.dtype == object else a.tobytes() == b.tobytes()
 
 
 async def cancel_once(

@@ -128,9 +128,9 @@ async def _be_stopped(desk: Desk, session: trionnx.Session, feeds: dict[str, Any
     late = finished - desk.pressed_at
     desk.report(
         f"{how} by the host when {desk.pressed_at} of {desk.total} segments were done: the run {ending}\n"
-        f"  the GPU finished {late} more, what was in flight, and stopped"
+        f"  the GPU finished {late} more than the host had heard of, and stopped"
     )
-    # What finished while the host had the thread is news to Trio only afterwards.
+    # What was in flight, and what had finished while the host had the thread.
     if finished > desk.pressed_at + 2 * LIMIT + 1 or finished >= desk.total:
         raise Wrong(f"{late} segments finished after the stop")
 

@@ -527,7 +527,9 @@ class WebGpuEngine:
             if run is None:
                 done(Ended(number, Counts()))
                 return
-            counted = None if self._counter is None else self._counter.read() - run.before
+            counted = None
+            if self._counter is not None:
+                counted = 0 if run.before is None else self._counter.read() - run.before
             done(Ended(number, run.counts(counted), tuple(run.times)))
         except BaseException as error:
             done(Failed(translate(error)))

@@ -27,7 +27,7 @@ class Run:
         block: the block that its segments are of, the `activation`-th it has entered.
         reached: where the outputs lie that are computed. news: those of them that nobody was told of.
         times: of its steps, where it is profiled.
-        before: what the device's counter of segments was when it began.
+        before: what the device's counter of segments was when it began; None until then.
     """
 
     request: Begin
@@ -41,7 +41,7 @@ class Run:
     reached: dict[str, tuple[Block, Result]] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
     times: list[NodeTime] = field(default_factory=list)
-    before: int = 0
+    before: int | None = None
     submitted: int = 0
     finished: int = 0
     dropped: int = 0

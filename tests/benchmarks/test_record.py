@@ -107,6 +107,19 @@ def test_outputs_are_compared_bit_for_bit() -> None:
     assert same([nan], [nan.copy()])
     assert not same([np.array([0.0])], [np.array([-0.0])])
     assert not same([np.array([1], np.int32)], [np.array([1], np.uint32)])
+    assert not same([np.zeros((1, 2))], [np.zeros((2, 1))])
+    assert not same([nan], [nan, nan])
+
+
+def test_sequences_maps_and_texts_are_compared_by_what_they_hold() -> None:
+    def made(score: float = 0.5, label: str = "cat") -> list[object]:
+        return [[{0: np.float32(score), 1: np.float32(1)}], np.array([label + "s"], object), None]
+
+    assert same(made(), made())
+    assert not same(made(), made(0.25))
+    assert not same(made(), made(label="dog"))
+    assert not same([{0: 1.0}], [{1: 1.0}])
+    assert not same([None], [np.zeros(1)])
 
 
 def test_the_policies_are_those_that_are_promised() -> None:
