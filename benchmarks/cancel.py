@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ from trionnx.cli.inputs import UsageError
 
 __all__: list[str] = []
 
+FAILURES = (
+    *(trionnx.DeviceHung, trionnx.DeviceLost, trionnx.OutOfDeviceMemory, trionnx.InvalidData),
+    *(trionnx.UnsupportedOperator, real_models.Unavailable),
+)
+"""What ends the measurement of one model, and not that of the others."""
 SHARES = tuple(percent / 100 for percent in range(5, 100, 10))
 
 
@@ -57,7 +63,7 @@ def main() -> int:
     elif arguments.all_drivers:
         records = on_each_driver(arguments, wrong)
     else:
-        records = on_this_driver(arguments)
+        records = on_this_driver(arguments, wrong)
     if arguments.peer:
         try:
             other = by_the_peer(arguments)
@@ -69,7 +75,7 @@ def main() -> int:
         report.show(records, output())
         if other is not None:
             peer.show(other, output())
-    if arguments.plot is not None:
+    if arguments.plot is not None and records:
         draw(records, arguments.plot)
     wrong += [line for one in records for line in one.faults()]
     if arguments.judge:
@@ -109,18 +115,14 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def on_this_driver(arguments: argparse.Namespace) -> list[Record]:
-    """Measure one model after the other; what there is goes to the file after each."""
+def on_this_driver(arguments: argparse.Namespace, wrong: list[str]) -> list[Record]:
+    """Measure one model after the other; what there is goes to the file after each. `wrong` is told what fails."""
     records: list[Record] = []
     for name in works.names_of(arguments.models, arguments.giants):
-        work = works.work(name, arguments.shape)
 
-        def say(what: str, name: str = name) -> None:
-            print(f"{name}: {what}", file=sys.stderr, flush=True)
-
-        async def measure(work: works.Work = work) -> Record:
+        async def measure(name: str = name) -> Record:
             return await measuring.measure(
-                work,
+                works.work(name, arguments.shape),
                 backend=arguments.backend,
                 adapter=arguments.adapter,
                 policies=arguments.policies,
@@ -128,13 +130,22 @@ def on_this_driver(arguments: argparse.Namespace) -> list[Record]:
                 pairs=arguments.pairs,
                 check=arguments.check,
                 seed=arguments.seed,
-                say=say,
+                say=partial(say, name),
             )
 
-        records.append(trio.run(measure))
+        try:
+            records.append(trio.run(measure))
+        except FAILURES as error:
+            wrong.append(f"{name}: {error}")
+            continue
         if arguments.json not in (None, "-"):
             record.save(records, Path(arguments.json))
     return records
+
+
+def say(name: str, what: str) -> None:
+    """Say on standard error what is being done."""
+    print(f"{name}: {what}", file=sys.stderr, flush=True)
 
 
 def on_each_driver(arguments: argparse.Namespace, wrong: list[str]) -> list[Record]:
@@ -148,8 +159,11 @@ def on_each_driver(arguments: argparse.Namespace, wrong: list[str]) -> list[Reco
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
         for driver in drivers:
-            print(f"on {driver.name}", file=sys.stderr, flush=True)
-            file = Path(folder) / f"{driver.name}.json"
+            say(driver.name, "a process of its own")
+            # Beside the file that is asked for, so that what a long measurement made outlives its end.
+            kept = Path(folder) / "kept.json" if arguments.json in (None, "-") else Path(arguments.json)
+            file = kept.with_suffix(f".{driver.name}.json")
+            file.unlink(missing_ok=True)
             code = driver.run(Path(__file__), [*words, f"--json={file}"])
             made = record.load([file]) if file.exists() else []
             records += made
@@ -166,7 +180,7 @@ def by_the_peer(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{work.name}.onnx"
         path.write_bytes(work.source if isinstance(work.source, bytes) else work.source.read_bytes())
-        return peer.measure(path, work.feeds, SHARES, say=lambda line: print(line, file=sys.stderr))
+        return peer.measure(path, work.feeds, SHARES, say=partial(say, "peer"))
 
 
 def draw(records: list[Record], path: Path) -> None:

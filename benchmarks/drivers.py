@@ -46,11 +46,11 @@ class Driver:
         return {**kept, "VK_ICD_FILENAMES": os.pathsep.join(map(str, self.files))}
 
     def run(self, program: Path, arguments: Sequence[str]) -> int:
-        """Run a Python program on this driver, its output on standard error; its exit code."""
+        """Run a Python program on this driver, for its errors and its exit code; what it prints is dropped."""
         command = [sys.executable, str(program), *arguments]
         environment = self.environment(os.environ)
         return subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
         ).returncode
 
 

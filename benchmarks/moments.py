@@ -23,7 +23,8 @@ POLICIES: Mapping[str, trionnx.TerminatePolicy] = {
     "20ms": trionnx.TerminatePolicy(checkpoint_interval_s=0.020),
     "50ms": trionnx.TerminatePolicy(checkpoint_interval_s=0.050),
     "every_op": trionnx.TerminatePolicy(poll_after="every_op"),
-    "unsplit": trionnx.TerminatePolicy(split_into_checkpoints=False),
+    # On a slow adapter a large model that is submitted whole is no sign of one that hangs.
+    "unsplit": trionnx.TerminatePolicy(split_into_checkpoints=False, drain_timeout_s=600, hang_timeout_s=600),
 }
 """Name -> policy."""
 

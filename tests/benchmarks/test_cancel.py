@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import cancel
 import peer
 import record
 import trionnx
+import works
 from moments import cancel_at_random
 from overhead import compare
 from record import Cancels, Record
@@ -118,3 +119,21 @@ async def test_cuts_are_told(session: trionnx.Session) -> None:
     assert default.longest_s == pytest.approx(0.02)
     assert (default.aim, longer.aim) == (0.15, 0.05)
     assert len(default.ratios) == len(longer.ratios) == len(default.whole_s) == 2
+
+
+def test_a_model_that_fails_does_not_end_the_others(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = works.work
+
+    def work(name: str, shapes: Sequence[str] = ()) -> works.Work:
+        if name == "bad":
+            raise trionnx.DeviceHung("it hangs")
+        return made(name, shapes)
+
+    monkeypatch.setattr(works, "work", work)
+    monkeypatch.setattr(sys, "argv", ["cancel.py", "--models", "bad", model, *SHORT])
+    assert cancel.main() == 1
+    out, err = capsys.readouterr()
+    assert "of 1 same" in out or "of 2 same" in out
+    assert err.endswith("cancel.py: bad: it hangs\n")
