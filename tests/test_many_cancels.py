@@ -175,14 +175,21 @@ async def one_end(kind, place, scheduler, dice):
     options = trionnx.RunOptions(policy=SOFT if kind == "soft" else FINE, priority=dice.randrange(3))
     names = [info.name for info in session.get_outputs()]
 
-    async def later(*calls):
-        for call in calls:
-            await trio.sleep(moment_s)
-            call()
+    async def later(call):
+        await trio.sleep(moment_s)
+        call()
 
-    def for_runs(what):
-        for run in tuple(session._runs):
-            getattr(run, what)()
+    async def pause(then):
+        await trio.sleep(moment_s)
+        paused = tuple(session._runs)  # others' as well
+        try:
+            for run in paused:
+                run.pause()
+            await trio.sleep(moment_s)
+        finally:
+            for run in paused:
+                run.resume()
+        then()
 
     async with trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
@@ -194,9 +201,9 @@ async def one_end(kind, place, scheduler, dice):
                 case "terminate" | "soft":
                     nursery.start_soon(later, options.terminate)
                 case "pause":
-                    nursery.start_soon(later, lambda: for_runs("pause"), lambda: for_runs("resume"))
+                    nursery.start_soon(pause, int)
                 case "pause and cancel":
-                    nursery.start_soon(later, lambda: for_runs("pause"), lambda: (for_runs("resume"), scope.cancel()))
+                    nursery.start_soon(pause, scope.cancel)
                 case "progress":
                     at = dice.randrange(1, 8)
                     options.on_progress = lambda done, total: [][at] if done == at else None
