@@ -24,12 +24,13 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import cancel
 import real_models
 import trionnx
+from moments import same
 from trionnx.cli.console import milliseconds, output, quiet_drivers, table
 from trionnx.cli.inputs import UsageError
 from trionnx.cli.measure import HandOvers, cancel_after, quantile, whole_runs
+from works import work
 
 __all__: list[str] = []
 
@@ -42,7 +43,8 @@ LATER_S, THROUGHPUT = 0.005, 0.95
 def main() -> int:
     """Measure, print, judge."""
     arguments = parse()
-    path, feeds = cancel.work(arguments)
+    made = work(arguments.model, arguments.shape)
+    path, feeds = made.source, made.feeds
     found = trio.run(measure, arguments, path, feeds)
     if arguments.json:
         print(json.dumps(found, indent=2))
@@ -65,7 +67,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def measure(arguments: argparse.Namespace, path: Path, feeds: dict[str, Any]) -> dict[str, Any]:
+async def measure(arguments: argparse.Namespace, path: Path | bytes, feeds: dict[str, Any]) -> dict[str, Any]:
     """Load twice, then take turns."""
     shapes = {name: value.shape for name, value in feeds.items()}
     found: dict[str, Any] = {"model": arguments.model, "late_segments": 0, "different_outputs": 0}
@@ -86,7 +88,7 @@ async def measure(arguments: argparse.Namespace, path: Path, feeds: dict[str, An
                 for kind in KINDS if (turn + number) % 2 else reversed(KINDS):
                     more, outputs = await whole_runs(sessions[kind], feeds, 1)
                     seconds[kind] += more
-                    found["different_outputs"] += not cancel.same(expected, outputs)
+                    found["different_outputs"] += not same(expected, outputs)
                 whole = statistics.median(seconds["thread"][-10:])
                 for kind in KINDS if number % 2 else reversed(KINDS):
                     sample = await cancel_after(sessions[kind], feeds, share * whole, handed[kind])

@@ -52,7 +52,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def factory(*, adapter: Any, max_in_flight: int) -> Watched:
         made.append(Watched(adapter, max_in_flight))
-        return made[-1]
+        watched: Watched = made[-1]
+        return watched
 
     monkeypatch.setattr(backends, "_registered", {**backends._registered, "watched": factory})
     return made

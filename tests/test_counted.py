@@ -35,7 +35,7 @@ def mixed():
 
 def counted(engine):
     """What the device's counter is now, once what is in flight has finished."""
-    answers = queue.SimpleQueue()
+    answers = queue.SimpleQueue[int]()
     assert engine._thread.post(lambda: answers.put(engine._counter.read()))
     return answers.get(timeout=LIMIT_S)
 
@@ -45,7 +45,7 @@ def host_calls(monkeypatch):
     """How many segments each run has executed on the CPU, by its number: they ascend."""
     from trionnx.gpu.device import engine
 
-    calls = Counter()
+    calls = Counter[int]()
     original = engine.WebGpuEngine._run_host
 
     def run_host(self, run, block, segment):
@@ -120,16 +120,17 @@ async def test_a_segment_that_is_dropped_is_not_executed(watched):
             (engine,) = watched
             token, make_room = trio.lowlevel.current_trio_token(), engine._thread.make_room
             for at in (1, 2, 5):
-                rooms = []
+                rooms = list[int]()
+                options = trionnx.RunOptions()
 
-                def room(most, rooms=rooms, at=at):
+                def room(most, rooms=rooms, at=at, options=options):
                     flying = make_room(most)
                     rooms.append(flying)
                     if len(rooms) == at:
                         trio.from_thread.run_sync(options.terminate, trio_token=token)
                     return flying
 
-                options, engine._thread.make_room = trionnx.RunOptions(), room
+                engine._thread.make_room = room
                 with pytest.raises(trionnx.RunTerminated):
                     await session.run(None, FEED, options)
                 counts = engine.ended[-1]

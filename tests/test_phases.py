@@ -54,10 +54,10 @@ FEED = {"x": np.random.default_rng(1).standard_normal((8, SIDE)).astype(np.float
 
 async def test_a_load_cancelled_at_twenty_random_moments_leaves_nothing(watched, varied, left_behind):
     dice = random.Random(7)
-    phases = Counter()
+    phases = Counter[str]()
     with trio.fail_after(LIMIT_S):
         async with trionnx.open_scheduler(backend="watched") as scheduler:
-            for _ in range(2):  # the second one shows how long a load takes that finds its shaders in the driver's cache
+            for _ in range(2):  # the second one shows how long a load takes whose shaders the driver has
                 start = trio.current_time()
                 session = await scheduler.load(varied)
                 load_s = trio.current_time() - start
@@ -114,7 +114,7 @@ def cancel(scope, token):
 @contextlib.contextmanager
 def cancelled_at(monkeypatch, owner, name, call, scope, spot):
     """Have the `call`-th call of a method cancel the scope, from the engine's thread, before it does its work."""
-    count = Counter()
+    count = Counter[str]()
     original = getattr(owner, name)
     token = trio.lowlevel.current_trio_token()
 
@@ -150,7 +150,7 @@ async def test_a_cancel_is_felt_between_two_pipelines_of_a_run(watched, varied, 
 
 
 async def test_a_cancel_is_felt_between_two_weights_and_two_pieces_of_one(watched, varied, monkeypatch):
-    pieces = []
+    pieces = list[int]()
 
     def in_pieces(device, buffer, offset, array, check):
         if array.nbytes <= PIECE:
@@ -245,7 +245,7 @@ async def test_a_cancel_is_felt_while_an_early_output_is_read(layers, monkeypatc
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 async def test_a_cancel_while_the_device_works_costs_what_is_in_flight(watched, layers, monkeypatch, most):
-    """From a fence on, by the queue's thread: no more than `max_in_flight` - 1 further fences come, and no submission."""
+    """From a fence on, by the queue's thread: at most `max_in_flight` - 1 further fences come, and no submission."""
     feed = {"x": np.ones((512, 96), np.float32)}
     policy = trionnx.TerminatePolicy(checkpoint_interval_s=0.001)
     async with trionnx.open_scheduler(backend="watched", policy=policy, max_in_flight=most) as scheduler:
@@ -272,7 +272,7 @@ async def test_a_paused_run_lets_another_session_pass_and_gives_the_same_bits(la
             session, other = [await scheduler.load(layers(12, 96, seed=seed)) for seed in (0, 1)]
             right, others = [(await one.run(None, feed))[0].tobytes() for one in (session, other)]
             for options in (trionnx.RunOptions(), trionnx.RunOptions(priority=9)):
-                paused, got, told = trio.Event(), [], []
+                paused, got, told = trio.Event(), list[bytes](), list[int]()
 
                 def on_progress(done, total, told=told, paused=paused):
                     told.append(done)

@@ -49,7 +49,7 @@ async def test_early_outputs_come_before_the_end(watched, model):
             names = [info.name for info in session.get_outputs()]
             right = dict(zip(names, await session.run(None, feed), strict=True))
             (engine,) = watched
-            ran_on, order = 0, []
+            ran_on, order = 0, list[str]()
             async with session.stream(None, feed) as items:
                 async for name, value in items:
                     if not order:

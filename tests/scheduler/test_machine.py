@@ -60,7 +60,9 @@ KINDS = (
     *("cancel load", "lose", "hang", "fail", "wrong", "deadline", "shut"),
 )
 programs = st.lists(
-    st.tuples(st.sampled_from(KINDS), st.integers(0, 31), st.integers(0, 31), st.sampled_from([0, 0, 0.001, 0.0043, 0.02])),
+    st.tuples(
+        st.sampled_from(KINDS), st.integers(0, 31), st.integers(0, 31), st.sampled_from([0, 0, 0.001, 0.0043, 0.02])
+    ),
     min_size=25,
     max_size=200 if SOAK else 60,
 )

@@ -134,7 +134,7 @@ async def end_by(order: tuple[str, ...], gap_s: float, on_terminate: Any, feed: 
             assert same(await again, model, feed)
 
 
-@pytest.mark.parametrize("order", [(cause,) for cause in CAUSES if cause != "hang"] + PAIRS + TRIPLES)
+@pytest.mark.parametrize("order", [*((cause,) for cause in CAUSES if cause != "hang"), *PAIRS, *TRIPLES])
 def test_what_ends_a_run_first_and_what_outranks_it(feed: Feed, order: tuple[str, ...]) -> None:
     for gap_s in (0.0, 0.0001, FAR_S):
         for on_terminate in SOFT:

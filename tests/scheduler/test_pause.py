@@ -61,7 +61,7 @@ async def test_a_paused_run_goes_on_where_it_was(autojump_clock: MockClock, feed
         await trio.sleep(1000)
         run_of(session).resume()
         start = trio.current_time()
-        while not got:
+        while not got:  # noqa: ASYNC110
             await trio.sleep(SEGMENT_S)
         assert trio.current_time() - start == pytest.approx((40 - finished) * SEGMENT_S, abs=2 * SEGMENT_S)
     assert same(got, played, feed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -79,11 +79,11 @@ def test_values_that_are_refused(field: str, value: object, error: type[Exceptio
 def test_every_field_is_checked_and_frozen() -> None:
     for field in FIELDS:
         with pytest.raises((TypeError, ValueError), match=field):
-            TerminatePolicy(**{field: object()})
+            TerminatePolicy(**{field: object()})  # type: ignore[arg-type]
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(TerminatePolicy(), field, 1)
     with pytest.raises(TypeError):
-        TerminatePolicy(True)  # type: ignore[misc]
+        TerminatePolicy(True)  # type: ignore[call-arg]
 
 
 positive = st.floats(min_value=1e-6, allow_nan=False) | st.integers(1, 100)
@@ -331,8 +331,8 @@ async def bounds_what_is_in_flight(bench: Bench) -> bool:
 async def obeys_terminate(bench: Bench) -> bool:
     """"throw_cancel" raises, "stop_submit" returns, and nothing runs on; stopped when the first segment is done."""
     for on_terminate in ("throw_cancel", "stop_submit"):
-        options = trionnx.RunOptions(policy=TerminatePolicy(on_terminate=on_terminate, poll_after="every_op"))  # type: ignore[arg-type]
-        options.on_progress = lambda done, total, options=options: options.terminate()  # type: ignore[misc]
+        options = trionnx.RunOptions(policy=TerminatePolicy(on_terminate=on_terminate, poll_after="every_op"))
+        options.on_progress = lambda done, total, options=options: options.terminate()
         outputs: list[Any] | None = None
         try:
             outputs = await bench.session.run(None, FEED, options)
@@ -405,9 +405,8 @@ CHECKS: dict[str, Callable[[Bench], Awaitable[bool]]] = {
 
 
 @pytest.fixture
-def with_outside(engines: dict[str, Any]) -> Iterator[None]:
+def with_outside(engines: dict[str, Any]) -> None:
     trionnx.register_engine("outside", Outside)
-    yield
 
 
 def names() -> list[str]:

@@ -65,7 +65,7 @@ def test_adapters_of_no_use_are_dropped_under_the_drivers_lock(monkeypatch):
 
     class OpenGl:
         info = {"backend_type": "OpenGL"}  # noqa: RUF012
-        features = frozenset()
+        features = frozenset[str]()
 
         def __del__(self):
             dropped.append(DRIVER_LOCK.locked())
