@@ -406,7 +406,8 @@ CHECKS: dict[str, Callable[[Bench], Awaitable[bool]]] = {
 
 @pytest.fixture
 def with_outside(engines: dict[str, Any]) -> None:
-    trionnx.register_engine("outside", Outside)
+    factory: Any = Outside
+    trionnx.register_engine("outside", factory)
 
 
 def names() -> list[str]:
