@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trionnx import Session
-from trionnx.gpu.seam import Begin, BlockView, Ended, Fenced, Finished, Reply, Segment
+from trionnx.gpu.seam import Begin, BlockView, Ended, Fenced, Finished, Reply, Segment, TensorRef
 
 __all__ = ["Watch"]
 
@@ -80,8 +80,8 @@ class Watch:
 
         self._submit(segment, on_reply, heard)
 
-    async def _on_end(self, run: int) -> Any:
-        self.ended = await self._end(run)
+    async def _on_end(self, run: int, kept: tuple[TensorRef, ...] = ()) -> Any:
+        self.ended = await self._end(run, kept)
         return self.ended
 
     def _enter(self, block: BlockView | Finished | None) -> None:
