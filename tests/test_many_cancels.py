@@ -292,7 +292,8 @@ async def test_every_kind_of_end_leaves_nothing_behind(watched, layers, left_beh
         before = left_behind(watched), trio.lowlevel.current_statistics().tasks_living
         ended.clear()
         await all_of_it(ENDS)
-        assert (left_behind(watched), trio.lowlevel.current_statistics().tasks_living) == before
+        after = left_behind(watched), trio.lowlevel.current_statistics().tasks_living
+        assert after == before
     assert not any(closed)
     assert sum(ended.values()) == ENDS
     assert len(ended) >= 7

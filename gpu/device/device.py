@@ -226,9 +226,9 @@ class Device:
         finally:
             self.lib.wgpuCommandEncoderRelease(encoder)
 
-    def drop(self, commands: Any) -> None:
-        """Give up a command buffer that is not to be submitted."""
-        self.lib.wgpuCommandBufferRelease(commands)
+    def drop(self, encoder: Any) -> None:
+        """Give up what was encoded. Once it is finished that is not possible: wgpu keeps it until it is submitted."""
+        self.lib.wgpuCommandEncoderRelease(encoder)
 
     def submit(self, commands: Any) -> Any:
         """Submit one command buffer and return the number to wait for. May block while the driver does."""

@@ -342,17 +342,17 @@ class WebGpuEngine:
             stamps.resolve(encoder)
         if watch is not None:
             watch.bring(encoder)
-        commands = device.finish(encoder)
         in_flight = thread.make_room(min(self._most, run.request.policy.max_in_flight))
         if run.drops(segment.seq):
             if watch is not None:
                 watch.drop()
-            device.drop(commands)
+            device.drop(encoder)
             if stamps is not None:
                 stamps.drop()
             run.dropped += 1
             done(Dropped(segment.run, segment.seq))
             return
+        commands = device.finish(encoder)
         started = time.perf_counter()
         submission = device.submit(commands)
         if stamps is not None:
