@@ -19,7 +19,8 @@ import trio
 import real_models
 import trionnx
 from trionnx.gpu.device.engine import WebGpuEngine
-from trionnx.gpu.graph.planner import MOVES, Planner
+from trionnx.gpu.graph.placement import MOVES
+from trionnx.gpu.graph.planner import Planner
 from trionnx.gpu.graph.read import read_model
 from trionnx.gpu.graph.steps import Dispatch
 from trionnx.gpu.host.reference import evaluate_host

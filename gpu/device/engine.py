@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidInput, RunStopped
+from ..graph.block import Block, Result, describe
 from ..graph.check import check_kernels, check_operators
 from ..graph.model import Model
-from ..graph.planner import Block, Planner, Result, describe
+from ..graph.planner import Planner
 from ..graph.read import read_model
 from ..graph.steps import Fetch, HostCall, Upload
 from ..graph.tensor import as_words, from_words, gpu_type

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.block import Block
 from ..graph.memory import Slot, touched
-from ..graph.planner import Block
 from ..graph.steps import Copy, Dispatch
 from ..graph.tensor import Storage
 from ..seam import BlockView, Cursor, Finished, Segment, StepView

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RunStopped
-from ..graph.planner import Block, Result
+from ..graph.block import Block, Result
 from ..graph.steps import Dispatch, HostCall
 from ..seam import Begin, Counts, NodeTime
 

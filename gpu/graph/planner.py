@@ -8,112 +8,33 @@ another block, once for each different answer. This file does not know wgpu.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import UNFORESEEN, InvalidData, InvalidInput, InvalidModel, OutOfDeviceMemory, UnsupportedOperator
-from ..host.reference import GROWING, evaluate_host, infer_dtypes, infer_outputs
+from ..host.reference import GROWING, evaluate_host, infer_dtypes
 from ..host.room import MOST_DIMENSIONS, check_room
 from ..kernels.registry import NoKernel, TooLarge, find
 from ..seam import Explained
+from .block import Block, Decision, Result, describe
 from .bodies import body_of
 from .cycle import LAP_NODES, Changes, Cycle, Lap
 from .lowering import Lowering, Undecided
 from .memory import Slots
 from .model import Model, Node, Value
+from .placement import CARRIES, MOVES, RANDOM, described, is_integral, is_large, is_small, kernel_of, shape_of, types
 from .repeat import Repeat, begin
-from .steps import Dispatch, HostCall, HostFunction, Step
+from .steps import HostCall, HostFunction
 from .target import Target
 from .tensor import Array, Storage, Tensor
 from .walk import Scope, Walk, captures
 
-__all__ = ["Block", "Decision", "Planner", "Result", "describe"]
+__all__ = ["Planner"]
 
-MOVES = frozenset(
-    ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Slice", "Split", "Concat", "Expand")
-) | frozenset(("Tile", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Pad", "MaxPool"))
-"""Operators whose outputs hold nothing but values of their inputs."""
-CARRIES = MOVES - {"Concat", "Pad", "MaxPool"}
-"""Those of them that may move int64 as int32, where it lies on the device like that: nothing is mixed into it."""
-RANDOM = {
-    ("", op)
-    for op in (
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Bernoulli",
-        "Multinomial",
-        "Dropout",
-    )
-}
-FOLD_LIMIT = 1 << 16
-HOST_LIMIT = 1 << 12
 HOST_COST_S = 100e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Where an output lies at the end: on the device, in the frame, or known ahead."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    storage: Storage | None = None
-    key: int | None = None
-    value: Array | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Decision:
-    """What a block's end waits for: arrays of the frame, by contents ("value") or by shape ("shape"), or a "turn"."""
-
-    kind: Literal["value", "shape", "turn"]
-    keys: tuple[int, ...]
-    walk: Walk
-    tensor: Tensor | None = None
-    outputs: tuple[Value | None, ...] = ()
-    cycle: Cycle | None = None
-
-    def answer(self, arrays: Sequence[Any]) -> object:
-        """The arrays' answer in a form that can be a dictionary's key."""
-        if self.cycle is not None:
-            return self.cycle.answer(arrays)
-        if self.kind == "value":
-            return tuple((a.dtype.str, a.shape, a.tobytes()) for a in arrays)
-        return tuple(describe(a) for a in arrays)
-
-
-@dataclass(eq=False, slots=True)
-class Block:
-    """A straight line of steps.
-
-    Attributes:
-        inputs: keys of the feeds in the frame (first block only). given: those that lie on the device.
-        results: where the outputs lie that this block computes, and after how many of its steps.
-        decision: what decides how it goes on, where it is not.
-        following: blocks made so far, by answer; the oldest are forgotten.
-        slots: memory of the path up to here. device: what the engine made for it.
-    """
-
-    steps: list[Step]
-    slots: Slots
-    inputs: dict[str, int] = field(default_factory=dict)
-    given: dict[str, Storage] = field(default_factory=dict)
-    results: dict[str, tuple[int, Result]] = field(default_factory=dict)
-    decision: Decision | None = None
-    following: OrderedDict[object, Block] = field(default_factory=OrderedDict)
-    device: Any = None
-
-    @property
-    def home(self) -> Block:
-        """The block that holds those that follow this one: for the body of a loop, the one before it."""
-        if self.decision is None or self.decision.cycle is None:
-            return self
-        return self.decision.cycle.home  # type: ignore[no-any-return]
 
 
 class Planner:
@@ -313,7 +234,7 @@ class Planner:
         plan = walk.plan
         nested = any(True for _ in node.graphs())
         if not node.domain and node.op in ("Shape", "Size") and inputs[0] is not None and inputs[0].dtype != object:
-            made = _shape_of(node, inputs[0])
+            made = shape_of(node, inputs[0])
             self._note(walk, node, "folded", "known with the shapes of the inputs")
             return [plan.constant(made)], None
         values = [None if t is None else plan.known_value(t) for t in inputs]
@@ -322,7 +243,7 @@ class Planner:
             not nested
             and (node.domain, node.op) not in RANDOM
             and all(v is not None or t is None for v, t in zip(values, inputs, strict=True))
-            and not (cls is not None and _is_large(node, inputs, values))
+            and not (cls is not None and is_large(node, inputs, values))
         ):
             try:
                 folded = evaluate_host(node, values)
@@ -336,10 +257,10 @@ class Planner:
         why = "no kernel for it yet"
         if node.op in GROWING:
             self._check_room(node, inputs, values)
-        if cls is not None and not _is_small(plan, node, inputs, values):
+        if cls is not None and not is_small(plan, node, inputs, values):
             before = len(plan.steps)
             try:
-                shown = plan.enter(inputs, lambda: infer_dtypes(node, _types(inputs), values))
+                shown = plan.enter(inputs, lambda: infer_dtypes(node, types(inputs), values))
                 narrow = plan.narrowed(inputs[0]) if inputs and inputs[0] and node.op in CARRIES else None
                 if narrow is not None:
                     shown[0] = narrow
@@ -353,11 +274,11 @@ class Planner:
             except NoKernel as refusal:
                 why = str(refusal)
             else:
-                self._note_kernel(walk, node, inputs, outputs, before)
+                self._note(walk, node, *kernel_of(plan, inputs, outputs, before))
                 return outputs, None
         elif cls is not None:
             why = "small integers, and they are on the host"
-        body = None if nested or _is_integral(inputs) else body_of(node, inputs)
+        body = None if nested or is_integral(inputs) else body_of(node, inputs)
         if body is not None:
             self._note(walk, node, "gpu", "a function of others: see its nodes")
             walk.enter(body, node, inputs)
@@ -366,7 +287,7 @@ class Planner:
 
     def _check_room(self, node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]) -> None:
         """Refuse outputs that are too large for the device, and for the host, too. Raises OutOfDeviceMemory."""
-        for made in _described(node, inputs, values):
+        for made in described(node, inputs, values):
             if made is not None and math.prod(made[1]) * 4 > self.target.max_binding_bytes:
                 check_room(f"node {node.name!r} ({node.op})", *made)
 
@@ -387,7 +308,7 @@ class Planner:
             if known is not None:
                 fixed[index] = known
             keys.append(None if tensor is None or known is not None else plan.fetch(tensor))
-        known_outputs = [None] * len(node.outputs) if outer else _described(node, inputs, values)
+        known_outputs = [None] * len(node.outputs) if outer else described(node, inputs, values)
         tensors: list[Tensor | None] = []
         made: list[int | None] = []
         unknown: list[int] = []
@@ -495,28 +416,6 @@ class Planner:
     def _note(self, walk: Walk, node: Node, where: str, why: str) -> None:
         walk.notes[node.name] = Explained(node.name, node.op, where, why)
 
-    def _note_kernel(
-        self, walk: Walk, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], before: int
-    ) -> None:
-        plan = walk.plan
-        made = next((plan.narrowed(t) or t for t in outputs if t is not None), None)
-        if made is None or plan.known_value(made) is not None:
-            self._note(walk, node, "folded", "known with the shapes of the inputs")
-        elif any(
-            made in (t, plan.narrowed(t)) or (t in plan.placed and plan.placed[t] is plan.placed.get(made))
-            for t in inputs
-            if t
-        ):
-            self._note(walk, node, "view", "the same bytes under another shape")
-        elif made.pending is not None:
-            self._note(walk, node, "gpu", f"kernel {made.pending.kernel.name}")
-        elif made.apply is not None:
-            self._note(walk, node, "gpu", "elementwise: fuses with its neighbours")
-        else:
-            made_here = plan.steps[before:]
-            kernels = dict.fromkeys(s.program.name for s in made_here if isinstance(s, Dispatch))
-            self._note(walk, node, "gpu", f"kernel {', '.join(kernels)}" if kernels else "buffer copies")
-
 
 def _host_call(node: Node, count: int, names: Sequence[str]) -> HostFunction:
     def call(arrays: Sequence[Array | None], check: Callable[[], None]) -> Sequence[Any]:
@@ -529,54 +428,3 @@ def _host_call(node: Node, count: int, names: Sequence[str]) -> HostFunction:
 def _told(plan: Lowering, error: BaseException) -> str:
     what = str(error).strip().partition("\n")[0][:200] or type(error).__name__
     return f"node {plan.node!r} ({plan.op}): {what}"
-
-
-def _is_integral(inputs: Sequence[Tensor | None]) -> bool:
-    """Whether a node is host work whichever way: no input has a dtype that kernels compute floats in."""
-    return not any(t is not None and t.type == "f32" for t in inputs)
-
-
-def _shape_of(node: Node, tensor: Tensor) -> Array:
-    if node.op == "Size":
-        return np.array(tensor.size, np.int64)
-    start, end = node.attrs.get("start", 0), node.attrs.get("end")
-    return np.array(tensor.shape[start:end], np.int64)
-
-
-def _is_small(plan: Lowering, node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]) -> bool:
-    """Whether a node is cheaper on the host: few integers, and they are all there."""
-    given = [t for t in inputs if t is not None]
-    if not given or not all(
-        t.size <= HOST_LIMIT
-        and t.dtype.kind in "iub"
-        and (plan.known_value(t) is not None or plan.host_key(t) is not None)
-        for t in given
-    ):
-        return False
-    return all(made is not None and math.prod(made[1]) <= HOST_LIMIT for made in _described(node, inputs, values))
-
-
-def _described(
-    node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]
-) -> list[tuple[np.dtype[Any], tuple[int, ...]] | None]:
-    return infer_outputs(node, _types(inputs), values)
-
-
-def _types(inputs: Sequence[Tensor | None]) -> list[tuple[np.dtype[Any], tuple[int, ...]] | None]:
-    return [None if t is None else (t.dtype, t.shape) for t in inputs]
-
-
-def _is_large(node: Node, inputs: Sequence[Tensor | None], values: Sequence[Array | None]) -> bool:
-    """Whether folding a node would make a large array out of small ones, or take long."""
-    if any(t is not None and t.size > FOLD_LIMIT for t in inputs):
-        return True
-    if node.op not in GROWING and sum(t.size for t in inputs if t is not None) <= HOST_LIMIT:
-        return False
-    return any(o is not None and math.prod(o[1]) > FOLD_LIMIT for o in _described(node, inputs, values))
-
-
-def describe(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Dtype and shape of a value of the frame; object and () for what is no array."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype, value.shape
-    return np.dtype(object), ()

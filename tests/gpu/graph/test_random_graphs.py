@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import trionnx.gpu.graph.emission as emission
-import trionnx.gpu.graph.planner as planner
+from trionnx.gpu.graph import placement
 
 SOAK = bool(os.environ.get("TRIONNX_SOAK"))
 EXAMPLES = int(os.environ.get("TRIONNX_SOAK_EXAMPLES", "1000"))
@@ -488,7 +488,7 @@ def test_random_graphs_equal_numpy(open_model, graph, small_on_host, pick):
     some = [v for v in made if v is made[-1] or pick.random() < 0.2]
     with pytest.MonkeyPatch.context() as patch:
         if not small_on_host:
-            patch.setattr(planner, "HOST_LIMIT", 0)
+            patch.setattr(placement, "HOST_LIMIT", 0)
         for limit, wanted in ((emission.INLINE_LIMIT, some), (0, made)):
             patch.setattr(emission, "INLINE_LIMIT", limit)
             driver = open_model(model_of(graph, wanted))

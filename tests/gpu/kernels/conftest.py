@@ -14,8 +14,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import trionnx.gpu.device.device as device_module
-import trionnx.gpu.graph.planner as planner_module
 from trionnx.gpu.device import adapters
+from trionnx.gpu.graph import placement
 
 Array = np.ndarray[Any, Any]
 
@@ -129,7 +129,7 @@ def _compare(got: Array, want: Array, case: Case) -> None:
 @pytest.fixture
 def cases(open_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Cases:
     """A collection of cases; see Cases. Small integers go to the GPU too."""
-    monkeypatch.setattr(planner_module, "HOST_LIMIT", 0)
+    monkeypatch.setattr(placement, "HOST_LIMIT", 0)
     return Cases(open_model)
 
 
