@@ -13,7 +13,8 @@ from typing import Any, Self
 import numpy as np
 
 from ..errors import InvalidModel
-from .emission import Emission, Undecided
+from .emission import Emission
+from .places import Undecided
 from .target import Target
 from .tensor import HELD, NARROW, Tensor
 
