@@ -330,7 +330,9 @@ class WebGpuEngine:
         assert device is not None
         closely = run.request.profile or realised.unlearned(segment)
         stamps = None
-        if self._clock is not None and (closely or (segment.run + segment.seq) % STAMPED == 0):
+        if self._clock is not None and (
+            closely or realised.unsure(segment) or (segment.run + segment.seq) % STAMPED == 0
+        ):
             stamps = self._clock.take()
         encoder = device.encoder()
         watch = None if realised.flags is None else realised.flags.watch(encoder, segment)

@@ -21,9 +21,10 @@ from .pool import Pool
 __all__ = ["PassWriter", "Realised", "Realiser"]
 
 SAMPLES = 2
-"""A step's cost is measured by itself so many times."""
+"""A step's cost is measured by itself so many times, and then so many times with its whole segment: the
+time between two timestamps holds what the second one takes, so that short steps seem longer than they are."""
 RATE = 0.2
-"""The weight of a new measurement against those before it, at least."""
+"""The weight of a further measurement against those before it."""
 
 
 def _differ(costs: list[float], shown: list[float]) -> bool:
@@ -39,7 +40,7 @@ class Realised:
         calls: per step what encoding needs: a dispatch (pipeline, bind group, workgroups), a copy
             (source, offset, target, offset, bytes), None for a host step.
         costs: seconds per step, estimated first, then learned.
-        samples: how often a step's cost was measured by itself.
+        samples: how often a step's cost was measured by itself. wholes: how often with its whole segment.
         groups: the bind group of each dispatch, and where its parameters lie.
         given: the buffers of inputs on the device that are bound now.
         shown: the costs, and the view of them, that the scheduler was told.
@@ -49,6 +50,7 @@ class Realised:
     calls: list[Any]
     costs: list[float]
     samples: list[int]
+    wholes: list[int]
     kinds: list[str]
     units: list[int]
     multiples: list[int]
@@ -77,9 +79,12 @@ class Realised:
         return view
 
     def unlearned(self, segment: Segment) -> bool:
-        """Whether the cost of a step of the segment is still not sure."""
-        last = segment.stop.step + (segment.stop.unit > 0)
-        return min(self.samples[segment.start.step : last]) < SAMPLES
+        """Whether a step of the segment is still to be measured by itself."""
+        return min(self.samples[segment.start.step : _end(segment)]) < SAMPLES
+
+    def unsure(self, segment: Segment) -> bool:
+        """Whether the segment is still to be measured as a whole."""
+        return min(self.wholes[segment.start.step : _end(segment)]) < SAMPLES
 
     def learn(self, segment: Segment, marks: Sequence[int], seconds: Sequence[float]) -> None:
         """Correct the costs of a segment's steps by how long they took.
@@ -90,8 +95,12 @@ class Realised:
                 last one is behind the segment's last step.
             seconds: measured.
         """
+        closely = len(marks) > 2
+        if closely and not self.unlearned(segment):
+            return  # a profile
         whole = self.expected(segment)
-        if len(marks) == 2 and 0.9 * whole < seconds[0] < 1.1 * whole and not self.unlearned(segment):
+        sure = not closely and not self.unsure(segment) and not self.unlearned(segment)
+        if sure and 0.9 * whole < seconds[0] < 1.1 * whole:
             return
         self._expected.clear()
         for begin, end, took in zip(marks, marks[1:], seconds, strict=False):
@@ -99,17 +108,18 @@ class Realised:
             expected = sum(self.costs[begin + n] * part for n, part in enumerate(parts))
             ratio = took / max(expected, 1e-9)
             for index in range(begin, end):
-                rate = max(1 / (self.samples[index] + 1), RATE)
+                known = (self.samples if closely else self.wholes)[index]
+                rate = 1 / (known + 1) if known < SAMPLES else RATE
                 self.costs[index] = max(1e-6, self.costs[index] * (1 - rate + rate * ratio))
-                self.samples[index] += end - begin == 1 or len(marks) > 2
+                self.samples[index] += closely or end - begin == 1
+                self.wholes[index] += not closely
 
     def expected(self, segment: Segment) -> float:
         """Estimated seconds of a segment."""
         key = segment.start, segment.stop
         found = self._expected.get(key)
         if found is None:
-            last = segment.stop.step + (segment.stop.unit > 0)
-            steps = range(segment.start.step, last)
+            steps = range(segment.start.step, _end(segment))
             found = self._expected[key] = sum(self.costs[index] * self.part(segment, index) for index in steps)
         return found
 
@@ -119,6 +129,11 @@ class Realised:
         begin = segment.start.unit if index == segment.start.step else 0
         end = segment.stop.unit if index == segment.stop.step else units
         return (end - begin) / units
+
+
+def _end(segment: Segment) -> int:
+    """The first step that the segment holds nothing of."""
+    return segment.stop.step + (segment.stop.unit > 0)
 
 
 class Realiser:
@@ -157,7 +172,7 @@ class Realiser:
             return block.device  # type: ignore[no-any-return]
         programs = [s.program for s in block.steps if isinstance(s, Dispatch)]
         pipelines = self._compile(programs, check, progress)
-        made = Realised([], [], [], [], [], [], [], [])
+        made = Realised([], [], [], [], [], [], [], [], [])
         try:
             self._upload(block, made, check, progress)
             made.slots = self._pool.provide(block.slots.all)
@@ -257,6 +272,7 @@ class Realiser:
             made.calls.append(call)
             made.costs.append(cost)
             made.samples.append(0)
+            made.wholes.append(0)
             made.kinds.append(kind)
             made.units.append(units)
             made.multiples.append(multiple)
