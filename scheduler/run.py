@@ -310,6 +310,7 @@ class Run:
 
     async def _turn(self) -> None:
         self._granted = False
+        self._take_replies()  # those that came while outputs were read
         ask = Ask(
             self._number,
             self._policy.max_in_flight,

@@ -126,7 +126,7 @@ class Scheduler(trio.abc.AsyncResource):
         if cpu_threads is not None:
             cpu_threads = count_of("cpu_threads", cpu_threads)
         if beside is not None:
-            self._check_beside(beside, backend, adapter)
+            self._check_beside(beside, backend, adapter, isolation)
         session: Session | None = None
         with trio.CancelScope() as scope:
             self._loads.add(scope)
@@ -210,13 +210,13 @@ class Scheduler(trio.abc.AsyncResource):
         if self._closed:
             raise trio.ClosedResourceError("the scheduler is closed")
 
-    def _check_beside(self, beside: Any, backend: Any, adapter: Any) -> None:
+    def _check_beside(self, beside: Any, *taken: Any) -> None:
         if not isinstance(beside, Session):
             raise TypeError(f"beside is a session or None, not {type(beside).__name__}")
         if beside._home is not self._home:
             raise ValueError("beside is a session of another scheduler")
-        if backend is not None or adapter is not None:
-            raise ValueError("beside a session, its back end and adapter are taken: give neither")
+        if any(value is not None for value in taken):
+            raise ValueError("beside a session, its back end, adapter and isolation are taken: give none of them")
         beside._check()
 
 

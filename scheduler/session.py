@@ -136,12 +136,14 @@ class Session(trio.abc.AsyncResource):
         if not bound:
             raise ValueError("no output is bound")
         keep = tuple(name for name, device in bound.items() if device != "cpu")
-        perform = self._prepare(tuple(bound), dict(iobinding._inputs), run_options, keep)
         targets = {name: tensor for name, tensor in bound.items() if isinstance(tensor, DeviceTensor)}
+        writer = object()
+        self._check()
         try:
             for name, tensor in targets.items():
                 self._check_near(name, tensor)
-                tensor._begin_write(perform, name)
+                tensor._begin_write(writer, name)
+            perform = self._prepare(tuple(bound), dict(iobinding._inputs), run_options, keep)
             made = dict(zip(bound, await perform(None), strict=True))
             for name, ref in made.items():
                 if isinstance(ref, TensorRef):
@@ -149,7 +151,7 @@ class Session(trio.abc.AsyncResource):
             iobinding._made = made
         finally:
             for tensor in targets.values():
-                tensor._end_write(perform)
+                tensor._end_write(writer)
 
     @asynccontextmanager
     async def stream(

@@ -252,6 +252,34 @@ async def test_a_tensor_is_the_output_of_one_run_at_a_time(autojump_clock: MockC
         assert len(model.engines[0].kept) == 1
 
 
+async def test_a_binding_that_is_refused_leaves_no_run_behind(autojump_clock: MockClock) -> None:
+    async with open_session(FakeModel(inputs=INPUTS)) as session:
+        binding, other = session.io_binding(), session.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_output("y", "device")
+        await session.run_with_iobinding(binding)
+        (tensor,) = binding.get_outputs()
+        for one in (binding, other):
+            one.bind_cpu_input("x", X)
+            one.bind_ortvalue_output("y", tensor)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.run_with_iobinding, binding)
+            await trio.sleep(0.001)
+            with pytest.raises(trio.BusyResourceError):
+                await session.run_with_iobinding(other)
+        other.bind_cpu_input("x", X.reshape(2, 2))
+        with pytest.raises(trionnx.InvalidInput):
+            await session.run_with_iobinding(other)
+        other.bind_cpu_input("x", X)
+        await session.run_with_iobinding(other)  # what was refused holds the tensor no more
+        tensor.close()
+        with pytest.raises(trio.ClosedResourceError):
+            await session.run_with_iobinding(other)
+        assert session.statistics().queued == 0
+        with trio.fail_after(1):
+            await session.aclose()
+
+
 async def test_one_tensor_for_two_outputs_is_refused() -> None:
     async with open_session(parse(SPLIT), "webgpu") as session:
         binding = session.io_binding()

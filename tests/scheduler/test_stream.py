@@ -71,6 +71,29 @@ async def test_a_slow_reader_holds_nothing_up(autojump_clock: MockClock, feed: F
             assert [name async for name, _ in items] == []
 
 
+@pytest.mark.parametrize("priority", [1, 0, -1])
+@pytest.mark.parametrize("quarters", range(30))
+async def test_another_run_may_come_at_any_moment(
+    autojump_clock: MockClock, feed: Feed, quarters: int, priority: int
+) -> None:
+    """Also while an output is read: what is recalled then is answered before the stream looks again."""
+    step = StepView("gpu", cost_s=SEGMENT_S)
+    model = FakeModel(((step,) * 24,), early={"trace": (0, 3)}, read_s=3.5 * SEGMENT_S)
+    other = FakeModel(((StepView("gpu", cost_s=SEGMENT_S / 2),),))
+    async with trionnx.open_scheduler(backend="fake") as scheduler, trio.open_nursery() as nursery:
+        streaming, running = await scheduler.load(model), await scheduler.load(other)
+
+        async def come() -> None:
+            await trio.sleep((2.05 + quarters / 4) * SEGMENT_S)
+            assert len(await running.run(None, feed, trionnx.RunOptions(priority=priority))) == 2
+
+        nursery.start_soon(come)
+        with trio.fail_after(1):
+            async with streaming.stream(None, feed) as items:
+                got = [(name, is_right(name, value, model, feed)) async for name, value in items]
+    assert got == [("trace", True), ("y", True)]
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 async def test_leaving_early_stops_the_run(autojump_clock: MockClock, feed: Feed, at: int) -> None:
     model = early()
