@@ -121,7 +121,7 @@ async def test_a_segment_that_is_dropped_is_not_executed(watched):
             token, make_room = trio.lowlevel.current_trio_token(), engine._thread.make_room
             for at in (1, 2, 5):
                 rooms = list[int]()
-                options = trionnx.RunOptions()
+                options = trionnx.RunOptions(policy=trionnx.TerminatePolicy(poll_after="every_op"))
 
                 def room(most, rooms=rooms, at=at, options=options):
                     flying = make_room(most)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from .device import COPY_DST, COPY_SRC, MAP_READ, Device
+import numpy as np
+
+from .device import COPY_SRC, Device
+from .staging import Staging
 
 __all__ = ["MARKS", "Clock", "Stamps", "spacing"]
 
@@ -30,9 +33,7 @@ class Clock:
         self._queries = device.native.create_query_set(type="timestamp", count=MARKS * SLOTS)
         self._resolved = device.buffer(MARKS * SLOTS * 8, RESOLVE | COPY_SRC)
         self._period_s = 1e-9 * float(lib.wgpuQueueGetTimestampPeriod(device.queue))
-        signature = "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)"
-        self._callback = device.ffi.callback(signature, lambda *_: None)
-        self._free = [Stamps(self, slot, device.buffer(MARKS * 8, MAP_READ | COPY_DST)) for slot in range(SLOTS)]
+        self._free = [Stamps(self, slot, Staging(device, MARKS * 8)) for slot in range(SLOTS)]
 
     @staticmethod
     def of(device: Device) -> Clock | None:
@@ -46,7 +47,7 @@ class Clock:
     def close(self) -> None:
         """Give the buffers back. Nothing is in flight."""
         for stamps in self._free:
-            self._device.release(stamps.staging)
+            stamps.staging.release()
         self._free.clear()
         self._device.release(self._resolved)
         del self._queries, self._resolved
@@ -59,15 +60,12 @@ class Stamps:
         staging: where they come to the host.
     """
 
-    def __init__(self, clock: Clock, slot: int, staging: Any) -> None:
+    def __init__(self, clock: Clock, slot: int, staging: Staging) -> None:
         self._clock, self._first, self.staging = clock, slot * MARKS, staging
         self._count = 0
         device = clock._device
-        self._lib, self._null, self._cast = device.lib, device.ffi.NULL, device.ffi.cast
-        self._info = device.ffi.new("WGPUBufferMapCallbackInfo *")
-        self._info.mode = device.lib.WGPUCallbackMode_AllowProcessEvents
-        self._info.callback = clock._callback
-        self._queries, self._buffer = clock._queries._internal, staging._internal
+        self._lib = device.lib
+        self._queries = clock._queries._internal
         self._resolved = clock._resolved._internal
 
     def mark(self, encoder: Any, compute_pass: Any) -> None:
@@ -85,23 +83,22 @@ class Stamps:
         self._lib.wgpuCommandEncoderResolveQuerySet(
             encoder, self._queries, self._first, count, self._resolved, offset
         )
-        self._lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, self._resolved, offset, self._buffer, 0, count * 8)
+        target = self.staging.handle
+        self._lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, self._resolved, offset, target, 0, count * 8)
 
     def ask(self) -> None:
         """Ask for the mapping, once the command buffer has been submitted: it is there with the fence."""
-        self._lib.wgpuBufferMapAsync(self._buffer, self._lib.WGPUMapMode_Read, 0, self._count * 8, self._info[0])
+        self.staging.ask(self._count * 8)
 
     def read(self) -> list[float]:
-        """Seconds between marks, after the fence. Empty where the device does not tell. Gives the slot back."""
-        count, period_s = self._count, self._clock._period_s
-        pointer = self._lib.wgpuBufferGetConstMappedRange(self._buffer, 0, count * 8)
-        if pointer == self._null:
-            self.drop()
-            return []
-        times = list(self._cast("uint64_t *", pointer)[0:count])
-        self._lib.wgpuBufferUnmap(self._buffer)
+        """Seconds between marks, after the fence. Empty where the device does not tell. Gives the slot back.
+
+        Raises:
+            DeviceLost: the device does not answer; the slot is lost.
+        """
+        times = np.frombuffer(self.staging.read(self._count * 8), np.uint64).tolist()
         self.drop()
-        spans = [(after - before) * period_s for before, after in pairwise(times)]
+        spans = [(after - before) * self._clock._period_s for before, after in pairwise(times)]
         return spans if times[0] and min(spans) >= 0 else []
 
     def drop(self) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceLost
 from ..kernels.kernel import Program
 from .adapters import DRIVER_LOCK, AdapterInfo, adapter_features, driver_lock, target_of
 from .half import measure_half
 from .shader import checks_for, make_module
+from .staging import Staging
 from .subgroup import measure_subgroup
 
 __all__ = ["Device", "Pipeline"]
@@ -22,7 +22,7 @@ PIECE = 4 << 20
 COPIED = 64 << 20
 """Likewise for copies from buffer to buffer."""
 
-STORAGE, UNIFORM, COPY_SRC, COPY_DST, MAP_READ = 0x80, 0x40, 0x4, 0x8, 0x1
+STORAGE, UNIFORM, COPY_SRC, COPY_DST = 0x80, 0x40, 0x4, 0x8
 COMPUTE = 0x4
 Check = Callable[[], None]
 
@@ -71,15 +71,8 @@ class Device:
         self.queue = self.native.queue._internal
         self._pipelines: dict[Program, Pipeline] = {}
         self._layouts: dict[tuple[bool, int, int], tuple[Any, Any]] = {}
-        self._staging: Any = None
-        self._mapped: list[int] = []
+        self._staging: Staging | None = None
         self._index, self._commands = ffi.new("WGPUSubmissionIndex *"), ffi.new("WGPUCommandBuffer[1]")
-
-        def mapped(status: int, _message: Any, _one: Any, _two: Any) -> None:
-            self._mapped.append(status)
-
-        signature = "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)"
-        self._map_callback = ffi.callback(signature, mapped)
         self._align = int(self.native.limits["min-uniform-buffer-offset-alignment"])
         if self.target.cpu and "subgroup" in self.native.features:
             self.target = replace(self.target, subgroup=measure_subgroup(self))
@@ -145,29 +138,22 @@ class Device:
 
     def _read_piece(self, buffer: Any, start: int, size: int, into: memoryview) -> None:
         padded = (size + 3) // 4 * 4
-        if self._staging is None or self._staging.size < padded:
-            if self._staging is not None:
-                self.release(self._staging)
-            self._staging = self.buffer(max(padded, 1 << 16), MAP_READ | COPY_DST)
-        staging = self._staging._internal
-        encoder = self.encoder()
-        self.lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer._internal, start, staging, 0, padded)
-        self.submit(self.finish(encoder))
-        into[:] = self.mapped(staging, padded)[:size]
-
-    def mapped(self, staging: Any, nbytes: int, submission: Any = None) -> bytes:
-        """The first bytes of a raw staging buffer, once a submission (None: all of them) has finished."""
-        self._mapped.clear()
-        info = self.ffi.new("WGPUBufferMapCallbackInfo *")
-        info.mode, info.callback = self.lib.WGPUCallbackMode_AllowProcessEvents, self._map_callback
-        self.safe.wgpuBufferMapAsync(staging, self.lib.WGPUMapMode_Read, 0, nbytes, info[0])
-        self.wait(submission)
-        if self._mapped != [self.lib.WGPUMapAsyncStatus_Success]:
-            raise DeviceLost("the device did not give its results back")
-        pointer = self.safe.wgpuBufferGetConstMappedRange(staging, 0, nbytes)
-        data = bytes(self.ffi.buffer(pointer, nbytes)[:])
-        self.safe.wgpuBufferUnmap(staging)
-        return data
+        staging, self._staging = self._staging, None
+        if staging is None or staging.nbytes < padded:
+            if staging is not None:
+                staging.release()
+            staging = Staging(self, max(padded, 1 << 16))
+        try:
+            encoder = self.encoder()
+            self.lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer._internal, start, staging.handle, 0, padded)
+            self.submit(self.finish(encoder))
+            staging.ask(padded)
+            self.wait(None)
+            into[:] = staging.read(padded)[:size]
+        except BaseException:
+            staging.release()
+            raise
+        self._staging = staging
 
     # --- pipelines ----------------------------------------------------------------------------
 
@@ -251,7 +237,7 @@ class Device:
         self._pipelines.clear()
         self._layouts.clear()
         if self._staging is not None:
-            self.release(self._staging)
+            self._staging.release()
             self._staging = None
         with DRIVER_LOCK:
             self.native.destroy()

@@ -358,16 +358,23 @@ class WebGpuEngine:
         commands = device.finish(encoder)
         started = time.perf_counter()
         submission = device.submit(commands)
-        if stamps is not None:
-            stamps.ask()
         run.submitted += 1
         run.on_gpu += 1
         run.most_in_flight = max(run.most_in_flight, in_flight)
+        unasked: BaseException | None = None
+        try:
+            for asking in (stamps, watch):
+                if asking is not None:
+                    asking.ask()
+        except BaseException as error:
+            unasked = error
 
-        def fenced(elapsed: float) -> None:
-            run.finished += 1
-            seconds = [] if stamps is None else stamps.read()
+        def fenced(elapsed: float, error: BaseException | None) -> None:
             try:
+                if error is not None or unasked is not None:
+                    raise error or unasked  # type: ignore[misc]
+                run.finished += 1
+                seconds = [] if stamps is None else stamps.read()
                 if seconds:
                     realised.learn(segment, marks, seconds)
                 elif self._clock is None:
@@ -375,7 +382,7 @@ class WebGpuEngine:
                 if run.request.profile:
                     run.times += times_of(block, marks, seconds or [elapsed])
                 if watch is not None:
-                    watch.check(submission)
+                    watch.check()
                 self._fenced(run, segment, sum(seconds) if seconds else None, done)
             except BaseException as error:
                 run.fault = error

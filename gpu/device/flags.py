@@ -13,7 +13,8 @@ import numpy as np
 
 from ..graph.steps import IndexCheck
 from ..seam import Segment
-from .device import COPY_DST, COPY_SRC, MAP_READ, STORAGE, Device
+from .device import COPY_DST, COPY_SRC, STORAGE, Device
+from .staging import Staging
 
 __all__ = ["Flags", "Watch"]
 
@@ -33,7 +34,7 @@ class Flags:
         self.checks = checks
         self._nbytes = max(16, -(-len(checks) // 4) * 16)
         self.buffer = device.buffer(self._nbytes, STORAGE | COPY_SRC | COPY_DST)
-        self._idle: list[Any] = []
+        self._idle: list[Staging] = []
 
     def watch(self, encoder: Any, segment: Segment) -> Watch | None:
         """Clear the flags of the steps that begin in a segment; what to do for those that end in it."""
@@ -44,28 +45,25 @@ class Flags:
             self._device.lib.wgpuCommandEncoderClearBuffer(encoder, self.buffer._internal, 4 * begin[0], 4 * len(begin))
         return Watch(self, end[0], len(end)) if end else None
 
-    def take(self) -> Any:
+    def take(self) -> Staging:
         """Memory that the host can see; `give` it back."""
-        return self._idle.pop() if self._idle else self._device.buffer(self._nbytes, MAP_READ | COPY_DST)
+        return self._idle.pop() if self._idle else Staging(self._device, self._nbytes)
 
-    def give(self, staging: Any) -> None:
+    def give(self, staging: Staging) -> None:
         """Nobody uses this memory any more."""
         self._idle.append(staging)
 
-    def copy(self, encoder: Any, staging: Any, first: int, count: int) -> None:
+    def copy(self, encoder: Any, staging: Staging, first: int, count: int) -> None:
         """Encode the copy of some flags to the start of `staging`."""
         self._device.lib.wgpuCommandEncoderCopyBufferToBuffer(
-            encoder, self.buffer._internal, 4 * first, staging._internal, 0, 4 * count
+            encoder, self.buffer._internal, 4 * first, staging.handle, 0, 4 * count
         )
-
-    def read(self, staging: Any, count: int, submission: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The flags that a finished submission copied."""
-        return np.frombuffer(self._device.mapped(staging._internal, 4 * count, submission), np.int32)
 
     def release(self) -> None:
         """Give the memory back; nothing in flight may use it."""
-        for buffer in (self.buffer, *self._idle):
-            self._device.release(buffer)
+        self._device.release(self.buffer)
+        for staging in self._idle:
+            staging.release()
         self._idle.clear()
 
 
@@ -76,7 +74,7 @@ class Watch:
 
     def __init__(self, flags: Flags, first: int, count: int) -> None:
         self._flags, self._first, self._count = flags, first, count
-        self._staging: Any = None
+        self._staging: Staging | None = None
 
     def bring(self, encoder: Any) -> None:
         """Encode, behind the segment's steps, what makes the flags visible."""
@@ -85,11 +83,22 @@ class Watch:
 
     def drop(self) -> None:
         """The segment is not submitted."""
+        assert self._staging is not None
         self._flags.give(self._staging)
 
-    def check(self, submission: Any) -> None:
+    def ask(self) -> None:
+        """Ask for the flags, once the segment has been submitted."""
+        assert self._staging is not None
+        self._staging.ask(4 * self._count)
+
+    def check(self) -> None:
         """The submission has finished: raise InvalidData where a flag was raised."""
-        found = self._flags.read(self._staging, self._count, submission)
+        assert self._staging is not None
+        try:
+            found = np.frombuffer(self._staging.read(4 * self._count), np.int32)
+        except BaseException:
+            self._staging.release()
+            raise
         self._flags.give(self._staging)
         if found.any():
             number = int(np.flatnonzero(found)[0])

@@ -15,6 +15,7 @@ from typing import Any
 __all__ = ["QueueThread"]
 
 Job = Callable[[], None]
+Fence = Callable[[float, BaseException | None], None]
 
 
 class QueueThread:
@@ -29,7 +30,7 @@ class QueueThread:
     def __init__(self, name: str) -> None:
         self._jobs: deque[Job] = deque()
         self._wake = threading.Condition()
-        self._flight: deque[tuple[Any, float, Callable[[float], None]]] = deque()
+        self._flight: deque[tuple[Any, float, Fence]] = deque()
         self._last_fence = 0.0
         self._stopping = False
         self.wait_for: Callable[[Any], None] | None = None
@@ -57,8 +58,11 @@ class QueueThread:
             self._fence()
         return len(self._flight) + 1
 
-    def launched(self, submission: Any, started: float, fenced: Callable[[float], None]) -> None:
-        """A submission was made; `fenced(seconds)` is called once it has finished."""
+    def launched(self, submission: Any, started: float, fenced: Fence) -> None:
+        """A submission was made; `fenced(seconds, error)` is called once it has finished, or cannot be waited for.
+
+        `fenced` must not raise.
+        """
         self._flight.append((submission, started, fenced))
 
     def drain(self) -> None:
@@ -69,11 +73,15 @@ class QueueThread:
     def _fence(self) -> None:
         submission, started, fenced = self._flight.popleft()
         assert self.wait_for is not None
-        self.wait_for(submission)
+        error: BaseException | None = None
+        try:
+            self.wait_for(submission)
+        except BaseException as caught:
+            error = caught
         now = time.perf_counter()
         seconds = now - max(started, self._last_fence)
         self._last_fence = now
-        fenced(seconds)
+        fenced(seconds, error)
 
     def _run(self) -> None:
         while True:

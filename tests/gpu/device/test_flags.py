@@ -71,7 +71,7 @@ def test_of_several_it_always_names_the_same_however_the_step_is_cut(open_model,
 
 def test_nothing_is_read_outside_of_the_dimension(open_model, parse, monkeypatch):
     """The flag unseen, a row of the dimension is what an index out of range gets."""
-    monkeypatch.setattr("trionnx.gpu.device.flags.Watch.check", lambda self, submission: None)
+    monkeypatch.setattr("trionnx.gpu.device.flags.Watch.check", lambda self: None)
     driver = open_model(parse(PICK))
     (y,) = driver.run({"x": X, "f": numbers(4, _0=5, _1=-6, _2=-(2**31), _3=2**30)})
     np.testing.assert_array_equal(y, X[[4, 0, 0, 4]])

@@ -26,7 +26,7 @@ def start(most):
     def submit(number):
         thread.make_room(most)
         gpu.events.append(f"submit {number}")
-        thread.launched(number, 0.0, lambda seconds: gpu.events.append(f"fence {number}"))
+        thread.launched(number, 0.0, lambda seconds, error: gpu.events.append(f"fence {number}"))
 
     return gpu, thread, submit
 
@@ -61,7 +61,7 @@ def test_fences_come_without_further_jobs():
     fenced = threading.Event()
 
     def launch():
-        thread.launched(0, 0.0, lambda seconds: fenced.set())
+        thread.launched(0, 0.0, lambda seconds, error: fenced.set())
 
     thread.post(launch)
     assert fenced.wait(LIMIT_S)
@@ -76,3 +76,23 @@ def test_a_thread_that_has_ended_takes_no_jobs():
     assert ended.wait(LIMIT_S)
     thread._thread.join(LIMIT_S)
     assert not thread.post(lambda: None)
+
+
+def test_a_fence_that_cannot_be_waited_for_is_told_and_the_thread_lives_on():
+    gpu, thread, submit = start(2)
+    lost = OSError("gone")
+
+    def wait(number):
+        if number == 1:
+            raise lost
+
+    thread.wait_for = wait
+    told = []
+    for number in range(3):
+        thread.post(lambda n=number: thread.launched(n, 0.0, lambda seconds, error: told.append((n, error))))
+    settle(thread)
+    assert told == [(0, None), (1, lost), (2, None)]
+    thread.post(lambda: submit(3))
+    settle(thread)
+    assert gpu.events == ["submit 3", "fence 3"]
+    thread.post(thread.finish)
