@@ -84,6 +84,33 @@ def test_the_links_lead_to_the_folders() -> None:
         assert link.resolve() == ROOT / name
 
 
+FIRST = """
+import os, sys
+
+failed = []
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            __import__(name)
+        except BaseException as error:
+            print(name, repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+sys.exit(bool(failed))
+"""
+
+
+def test_each_module_can_be_the_first_that_is_imported() -> None:
+    names = [source.removesuffix(".py").replace(os.sep, ".").removesuffix(".__init__") for source in sources()]
+    names = sorted(name for name in names if not name.endswith("__main__"))
+    heavy = "import numpy, trio, onnx, ml_dtypes, outcome, platformdirs\n"
+    done = subprocess.run([sys.executable, "-c", heavy + FIRST, *names], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_root_is_no_package() -> None:
     assert not (ROOT / "__init__.py").exists()
 

@@ -74,7 +74,7 @@ def op(name: str, *, since: int = 1, domain: str = "") -> Callable[[T], T]:
 
 def find(name: str, domain: str, opset: int) -> type[Operator] | None:
     """The kernel of an operator at an opset version; None where there is none."""
-    from . import FAMILIES  # noqa: F401  (fills the table)
+    from . import families  # noqa: F401  (fills the table)
 
     found = None
     for since, cls in _TABLE.get((domain, name), ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,13 @@ def test_answers_may_come_on_another_thread(open_model, parse, rng):
     from wgpu.backends.wgpu_native._helpers import get_wgpu_instance
 
     driver, over, taken = open_model(parse(MODEL)), threading.Event(), 0
+    process: Any = lib.wgpuInstanceProcessEvents  # pyright: ignore[reportAttributeAccessIssue]
     instance = get_wgpu_instance()
 
     def look():
         nonlocal taken
         while not over.is_set():
-            lib.wgpuInstanceProcessEvents(instance)
+            process(instance)
             taken += 1
 
     thread = threading.Thread(target=look)
