@@ -2,20 +2,22 @@
 
 Rules: a segment lies within one block and never mixes kinds of steps; it takes whole steps, and
 ends where its estimated time is nearest to the policy's interval; a step that by itself is longer
-than that, by more than `SLACK` of it, is cut inside, in multiples of its `StepView.multiple`; every
+than that, by more than `SLACK` of it or `SLACK_S`, is cut inside, in multiples of its `StepView.multiple`; every
 segment holds at least one unit.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import BlockView, Cursor, Finished, StepView
 
-__all__ = ["SLACK", "Piece", "PieceTable", "advance", "cost", "count_segments", "cut", "pieces"]
+__all__ = ["SLACK", "SLACK_S", "Piece", "PieceTable", "advance", "cost", "count_segments", "cut", "pieces"]
 
-SLACK = 0.5
+SLACK, SLACK_S = 0.5, 0.005
+"""How far a segment may be estimated over the interval: a part of it, and at most so many seconds."""
 KEPT = 32
 """Blocks whose segments are remembered."""
 
@@ -51,7 +53,7 @@ def cut(block: BlockView, cursor: Cursor, policy: TerminatePolicy, pace: float =
             index += 1
         return Cursor(block.activation, index)
     budget_s = policy.checkpoint_interval_s / pace
-    most_s = (1 + SLACK) * budget_s
+    most_s = budget_s + min(SLACK * budget_s, SLACK_S / pace)
     spent_s = 0.0
     stop = len(steps) if policy.poll_after == "every_subgraph" else index + 1
     while index < stop and steps[index].kind == kind:
@@ -60,7 +62,7 @@ def cut(block: BlockView, cursor: Cursor, policy: TerminatePolicy, pace: float =
         if spent_s + rest_s > most_s or spent_s + (spent_s + rest_s) > 2 * budget_s * (1 + 1e-9):
             first = (index, unit) == (cursor.step, cursor.unit)
             if step.units > 1 and step.cost_s > most_s:
-                unit += _share(step, unit, budget_s) if first else _fill(step, budget_s, budget_s - spent_s)
+                unit += _share(step, unit, budget_s, most_s) if first else _fill(step, budget_s, budget_s - spent_s)
             elif first:
                 unit = step.units
             if unit < step.units:
@@ -78,12 +80,12 @@ def _fill(step: StepView, budget_s: float, left_s: float) -> int:
     return int(left_s / (step.cost_s / step.units)) // step.multiple * step.multiple
 
 
-def _share(step: StepView, unit: int, budget_s: float) -> int:
+def _share(step: StepView, unit: int, budget_s: float, most_s: float) -> int:
     """How many units of a long step, from `unit` on, a segment starts with: an even share of them."""
     unit_s, units = step.cost_s / step.units, step.units - unit
-    shares = max(1, round(unit_s * units / budget_s))
+    shares = max(1, round(unit_s * units / budget_s), math.ceil(unit_s * units / most_s - 1e-9))
     even = -(-units // (shares * step.multiple)) * step.multiple
-    fit = max(1, int((1 + SLACK) * budget_s / unit_s) // step.multiple) * step.multiple
+    fit = max(1, int(most_s / unit_s) // step.multiple) * step.multiple
     return min(units, even, fit)
 
 

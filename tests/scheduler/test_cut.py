@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trionnx.gpu.policy import TerminatePolicy
 from trionnx.gpu.seam import BlockView, Cursor, Finished, StepView
-from trionnx.scheduler.cut import SLACK, Piece, advance, cost, count_segments, cut, pieces
+from trionnx.scheduler.cut import SLACK, SLACK_S, Piece, advance, cost, count_segments, cut, pieces
 
 steps = st.builds(
     StepView,
@@ -64,7 +64,7 @@ def test_a_segment_fits_the_interval_or_is_one_smallest_part(
         touched = {index for index, _ in taken}
         step = block.steps[start.step]
         smallest = len(touched) == 1 and (step.units == 1 or len(taken) <= step.multiple)
-        most = policy.checkpoint_interval_s / pace * (1 + SLACK)
+        most = (policy.checkpoint_interval_s + min(SLACK * policy.checkpoint_interval_s, SLACK_S)) / pace
         assert cost(block, start, stop) <= most * (1 + 1e-6) or smallest
 
 
@@ -129,7 +129,8 @@ def test_a_segment_ends_where_it_is_nearest_to_the_interval() -> None:
 def test_a_long_step_by_itself_is_cut_into_even_shares_in_multiples() -> None:
     block = BlockView(0, (StepView("gpu", units=100, cost_s=0.1, multiple=2),))
     assert [stop[1:] for _, stop in segments(block, every(0.03))] == [(0, 34), (0, 68), (1, 0)]
-    assert [stop[1:] for _, stop in segments(block, every(0.04))] == [(0, 50), (1, 0)]
+    assert [stop[1:] for _, stop in segments(block, every(0.04))] == [(0, 34), (0, 68), (1, 0)]
+    assert [stop[1:] for _, stop in segments(block, every(0.046))] == [(0, 50), (1, 0)]
     assert [stop[1:] for _, stop in segments(block, every(0.08))] == [(1, 0)]
 
 
