@@ -131,7 +131,7 @@ def test_a_long_step_by_itself_is_cut_into_even_shares_in_multiples() -> None:
     assert [stop[1:] for _, stop in segments(block, every(0.03))] == [(0, 34), (0, 68), (1, 0)]
     assert [stop[1:] for _, stop in segments(block, every(0.04))] == [(0, 34), (0, 68), (1, 0)]
     assert [stop[1:] for _, stop in segments(block, every(0.046))] == [(0, 50), (1, 0)]
-    assert [stop[1:] for _, stop in segments(block, every(0.08))] == [(1, 0)]
+    assert [stop[1:] for _, stop in segments(block, every(0.096))] == [(1, 0)]
 
 
 def test_a_long_step_fills_up_a_segment_where_half_of_it_is_left() -> None:
