@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
@@ -20,6 +21,7 @@ from ..gpu.device.verdicts import Survey, Verdict
 from ..gpu.engine import Engine
 from ..gpu.errors import NoAdapter
 from .arguments import adapter_of
+from .placement import least_loaded
 
 __all__ = [
     "Choice",
@@ -45,10 +47,11 @@ class Factory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A back end by its registered name, and the adapter that it is to use."""
+    """A back end by its registered name, and the adapter that it is to use; its identity, where it is known."""
 
     backend: str
     adapter: str | int | None
+    identity: str = field(default="", compare=False)
 
 
 _BUILT_IN = {
@@ -115,7 +118,10 @@ async def engine_factory(name: str) -> Factory:
 
 
 async def choose(
-    backend: str | None, adapter: str | int | None, cache_dir: str | os.PathLike[str] | None = None
+    backend: str | None,
+    adapter: str | int | None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    sessions: Counter[str] | None = None,
 ) -> Choice:
     """Choose a back end. No driver is opened in this process before a probe has found that it can be.
 
@@ -125,6 +131,8 @@ async def choose(
         adapter: index or part of the name of an adapter; None: what ``TRIONNX_ADAPTER`` says. With
             "auto", an adapter that is named is used whatever its kind.
         cache_dir: where it is remembered what the probe found; None: the user's cache folder.
+        sessions: adapter's identity -> how many sessions are there: of adapters that are alike, the one with the
+            fewest is taken.
 
     Raises:
         ValueError: a name that is not known, or a ``TRIONNX_PROBE`` that is no number.
@@ -151,16 +159,16 @@ async def choose(
         there = await trio.to_thread.run_sync(_adapters, abandon_on_cancel=True)
         return ways(there, backend, adapter, has_onnxruntime())[0]
     async with open_probe(cache_dir) as probe:
-        return await _sound(probe, backend, adapter)
+        return await _sound(probe, backend, adapter, sessions or Counter())
 
 
-async def _sound(probe: Probe, backend: str, adapter: str | int | None) -> Choice:
+async def _sound(probe: Probe, backend: str, adapter: str | int | None, sessions: Counter[str]) -> Choice:
     """The first way to run that is found to work."""
     survey = probe.survey
     if not survey.listing.ok and (backend == "webgpu" or adapter is not None or not has_onnxruntime()):
         raise NoAdapter(f"no adapter can be used: {survey.listing.reason}")
     faults = []
-    for way in ways(survey.adapters, backend, adapter, has_onnxruntime()):
+    for way in ways(survey.adapters, backend, adapter, has_onnxruntime(), sessions):
         if way.backend != "webgpu":
             return way
         found = next(a for a in survey.adapters if a.index == way.adapter)
@@ -173,7 +181,11 @@ async def _sound(probe: Probe, backend: str, adapter: str | int | None) -> Choic
 
 
 def ways(
-    adapters: Sequence[AdapterInfo], backend: str, adapter: str | int | None, onnxruntime: bool
+    adapters: Sequence[AdapterInfo],
+    backend: str,
+    adapter: str | int | None,
+    onnxruntime: bool,
+    sessions: Counter[str] | None = None,
 ) -> list[Choice]:
     """The ways to run, best first.
 
@@ -182,15 +194,21 @@ def ways(
         backend: "webgpu", or "auto": a hardware adapter, else onnxruntime, else a software adapter.
         adapter: index or part of a name; with "auto", one that is named is used whatever its kind.
         onnxruntime: whether it is installed.
+        sessions: as for `choose`.
 
     Raises:
         NoAdapter: there is none.
     """
+    count = Counter[str]() if sessions is None else sessions
+
+    def on(those: Sequence[AdapterInfo]) -> list[Choice]:
+        return [Choice("webgpu", a.index, a.identity) for a in least_loaded(those, count)]
+
     if backend == "webgpu" or adapter is not None:
-        return [Choice("webgpu", a.index) for a in fitting(adapters, adapter)]
-    choices = [Choice("webgpu", a.index) for a in adapters if a.kind == "hardware"]
+        return on(fitting(adapters, adapter))
+    choices = on([a for a in adapters if a.kind == "hardware"])
     choices += [Choice("cpu", None)] * onnxruntime
-    choices += [Choice("webgpu", a.index) for a in adapters if a.kind != "hardware"]
+    choices += on([a for a in adapters if a.kind != "hardware"])
     if not choices:
         raise NoAdapter(
             "no GPU driver was found, and onnxruntime is not installed; install a Vulkan driver "

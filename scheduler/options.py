@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,7 +37,7 @@ class RunOptions:
         TypeError: an argument is of a wrong kind; an async `on_progress` is, too.
     """
 
-    __slots__ = ("_runs", "_terminated", "_times", "on_progress", "policy", "priority", "profile", "tag")
+    __slots__ = ("_deadline", "_runs", "_terminated", "_times", "on_progress", "policy", "priority", "profile", "tag")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class RunOptions:
         self.policy = policy
         self.profile = profile
         self._runs: set[Stoppable] = set()
+        self._deadline = math.inf  # of those for whom the run is done, besides its caller's
         self._terminated = False
         self._times: tuple[NodeTime, ...] = ()
 

@@ -316,7 +316,7 @@ class Run:
             self._policy.max_in_flight,
             AHEAD,
             self._options.priority,
-            self._flight.callers_deadline(),
+            min(self._flight.callers_deadline(), self._options._deadline),
             self._share.number,
             self._share.weight,
             self._piece().cost_s,

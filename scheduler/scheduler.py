@@ -16,9 +16,11 @@ from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Load
 from .arguments import adapter_of, callback_of, count_of, folder_of, policy_of, positive_of, shapes_of
 from .backends import check_backend, choose
+from .batch import Batches
 from .home import Home
 from .isolation import Isolation, isolated_factory, isolation_of
 from .neighbours import Neighbours
+from .placement import Claim, placement
 from .run import BEGIN_BOUND_S
 from .session import Session
 from .statistics import Statistics
@@ -42,8 +44,10 @@ class Scheduler(trio.abc.AsyncResource):
         aging_s: float,
         cache_dir: str | os.PathLike[str] | None,
         isolation: Isolation = "thread",
+        batch_wait_s: float = 0.0,
     ) -> None:
         self._nursery = nursery
+        self._batch_wait_s = batch_wait_s
         self._aging_s = aging_s
         self._policy = policy
         self._backend = backend
@@ -67,6 +71,7 @@ class Scheduler(trio.abc.AsyncResource):
         isolation: Isolation | None = None,
         policy: TerminatePolicy | None = None,
         weight: float = 1.0,
+        replicas: int = 1,
         beside: Session | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         allow_host_steps: bool = True,
@@ -83,6 +88,9 @@ class Scheduler(trio.abc.AsyncResource):
             policy: how runs are cut up and end; None: the scheduler's.
             weight: how much of the adapter's time the session is to have beside others of the same
                 priority: twice the weight, twice the time.
+            replicas: how often to load the model, each time with a queue of its own, behind one session: a run
+                goes to the one with the fewest, and no more to one whose device hung. Adapters that are alike
+                are used in turn.
             beside: a session of this scheduler to share the device and the queue with: one run at a time of both, and
                 tensors that stay on the device (`Session.io_binding`) can go from one to the other. Its back end and
                 adapter are taken. The load waits until the queue is free. Either can be closed by itself.
@@ -106,7 +114,8 @@ class Scheduler(trio.abc.AsyncResource):
             OSError: the file cannot be opened.
             ValueError: an unknown name of a back end or of an isolation, a back end that cannot be isolated,
                 `cpu_threads` below 1, a `weight` that is not positive, or a negative size in `input_shapes`;
-                `beside` with `backend`, `adapter` or `isolation`, or of another scheduler.
+                `beside` with `backend`, `adapter`, `isolation` or `replicas`, or of another scheduler;
+                `replicas` below 1.
             TypeError: an argument is of a wrong kind; an async `on_progress` is, too.
             trio.ClosedResourceError: the scheduler or `beside` is closed, or the scheduler was during the load.
             RuntimeError: called from another Trio run, another thread or a forked process.
@@ -125,47 +134,88 @@ class Scheduler(trio.abc.AsyncResource):
         callback_of("on_progress", on_progress)
         if cpu_threads is not None:
             cpu_threads = count_of("cpu_threads", cpu_threads)
+        replicas = count_of("replicas", replicas)
         if beside is not None:
             self._check_beside(beside, backend, adapter, isolation)
-        session: Session | None = None
+            if replicas > 1:
+                raise ValueError("beside a session, a model is loaded once: give no replicas")
+        sessions: list[Session] = []
         with trio.CancelScope() as scope:
             self._loads.add(scope)
             try:
-                model, loaded = 0, None
-                if beside is None:
-                    where = self._adapter if adapter is None else adapter
-                    choice = await choose(backend or self._backend, where, self._cache_dir)
-                    factory = await isolated_factory(choice.backend, apart)
-                    request = Load(await _content(source), shapes, allow_host_steps, cpu_threads)
+                content = await _content(source)
 
-                    def make() -> Any:
-                        return factory(adapter=choice.adapter, max_in_flight=self._max_in_flight)
+                async def one(others: Sequence[Session] = ()) -> Session:
+                    model, loaded = 0, None
+                    if beside is None:
+                        request = Load(content, shapes, allow_host_steps, cpu_threads)
+                        where = self._adapter if adapter is None else adapter
+                        actor = await self._new_actor(backend or self._backend, where, apart, request, on_progress)
+                        neighbours = Neighbours(actor, self._forget)
+                    else:
+                        beside._check()
+                        neighbours = beside._neighbours
+                        model = neighbours.number()
+                        request = Load(content, shapes, allow_host_steps, cpu_threads, model)
+                        loaded = await neighbours.load(request, on_progress)
+                    session = self._sessions[neighbours.actor.number, model] = Session(
+                        *(neighbours, self._home, policy, self._max_in_flight, weight),
+                        *(self._aging_s, model, loaded, others),
+                    )
+                    return session
 
-                    actor: Actor = await self._nursery.start(self._keep, make, request, on_progress)
-                    neighbours = Neighbours(actor, self._forget)
-                else:
-                    content = await _content(source)
-                    beside._check()
-                    neighbours = beside._neighbours
-                    model = neighbours.number()
-                    request = Load(content, shapes, allow_host_steps, cpu_threads, model)
-                    loaded = await neighbours.load(request, on_progress)
-                session = self._sessions[neighbours.actor.number, model] = Session(
-                    neighbours, self._home, policy, self._max_in_flight, weight, self._aging_s, model, loaded
-                )
+                try:
+                    while len(sessions) < replicas - 1:
+                        sessions.append(await one())
+                    sessions.append(await one(sessions[:]))
+                except BaseException:
+                    for session in sessions:
+                        session.close()
+                    raise
             finally:
                 self._loads.discard(scope)
                 self._forget()
-        if session is None or self._closed:
-            if session is not None:
+        if len(sessions) < replicas or self._closed:
+            for session in sessions:
                 session.close()
             await trio.lowlevel.checkpoint_if_cancelled()
             raise trio.ClosedResourceError("the scheduler was closed during the load")
-        return session
+        made = sessions[-1]
+        if self._batch_wait_s:
+            made._batches = Batches(
+                *(self._nursery, self._batch_wait_s, self._home),
+                *(made.get_inputs(), made.get_outputs(), made._alone),
+            )
+        return made
+
+    async def _new_actor(
+        self,
+        backend: str,
+        adapter: str | int | None,
+        isolation: Isolation,
+        request: Load,
+        on_progress: Callable[[str, int, int], None] | None,
+    ) -> Actor:
+        """Choose an adapter, and load a model there."""
+        place = placement()
+        async with place.lock:
+            choice = await choose(backend, adapter, self._cache_dir, place.sessions)
+            claim = place.claim(choice.identity)
+        try:
+            factory = await isolated_factory(choice.backend, isolation)
+
+            def make() -> Any:
+                return factory(adapter=choice.adapter, max_in_flight=self._max_in_flight)
+
+            actor: Actor = await self._nursery.start(self._keep, make, request, on_progress, claim)
+        except BaseException:
+            claim.release()
+            raise
+        return actor
 
     def statistics(self) -> Statistics:
         """What all sessions together have done until now, the closed ones too."""
-        return sum((session.statistics() for session in self._sessions.values()), self._past)
+        return sum((session._own_statistics() for session in self._sessions.values()), self._past)
 
     async def aclose(self) -> None:
         """Stop and drain every session, and close them. No effect on a closed scheduler.
@@ -190,6 +240,7 @@ class Scheduler(trio.abc.AsyncResource):
         make: Callable[[], Any],
         request: Load,
         on_progress: Callable[[str, int, int], None] | None,
+        claim: Claim,
         *,
         task_status: trio.TaskStatus[Actor] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -197,12 +248,13 @@ class Scheduler(trio.abc.AsyncResource):
         try:
             await run_actor(make, request, on_progress, task_status=task_status)
         finally:
+            claim.release()
             self._forget()
 
     def _forget(self) -> None:
         for key, session in tuple(self._sessions.items()):
             if session._actor.closed.is_set() or (session._gone is not None and session._gone.is_set()):
-                self._past += self._sessions.pop(key).statistics()
+                self._past += self._sessions.pop(key)._own_statistics()
         self._changed.set()
         self._changed = trio.Event()
 
@@ -229,6 +281,7 @@ async def open_scheduler(
     policy: TerminatePolicy | None = None,
     max_in_flight: int = 2,
     aging_s: float = 1.0,
+    batch_wait_s: float = 0.0,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[Scheduler]:
     """Open a scheduler, for ``async with``; leaving stops and drains every session.
@@ -243,6 +296,9 @@ async def open_scheduler(
             `TerminatePolicy` has it.
         max_in_flight: segments on an adapter's queue at once, at least 1; a policy can only lower it.
         aging_s: seconds that a run waits for a turn at most while others of a higher priority come.
+        batch_wait_s: seconds that a run waits at most for others of its session to go with: where all inputs and the
+            outputs wanted have the same named dimension first, runs are put together along it. For models whose
+            rows do not depend on each other. 0: runs go by themselves.
         cache_dir: the folder where it is remembered which drivers work; None: what ``TRIONNX_CACHE_DIR`` says,
             else the user's cache folder. It need not exist; where it cannot be written, nothing is remembered.
 
@@ -250,8 +306,8 @@ async def open_scheduler(
         The scheduler.
 
     Raises:
-        ValueError: an unknown name of a back end or of an isolation, `max_in_flight` below 1, or an `aging_s`
-            that is not positive.
+        ValueError: an unknown name of a back end or of an isolation, `max_in_flight` below 1, an `aging_s`
+            that is not positive, or a `batch_wait_s` below 0.
         TypeError: an argument is of a wrong kind.
         RuntimeError: called outside Trio.
 
@@ -263,12 +319,16 @@ async def open_scheduler(
     policy = policy_of("policy", policy) or TerminatePolicy()
     max_in_flight = count_of("max_in_flight", max_in_flight)
     aging_s = positive_of("aging_s", aging_s)
+    if batch_wait_s != 0:
+        batch_wait_s = positive_of("batch_wait_s", batch_wait_s)
     folder_of("cache_dir", cache_dir)
     await trio.lowlevel.checkpoint()
     error: BaseException
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
-            scheduler = Scheduler(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir, isolation)
+            scheduler = Scheduler(
+                *(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir, isolation, batch_wait_s)
+            )
             try:
                 yield scheduler
             finally:

@@ -15,6 +15,7 @@ import trio
 from ..gpu.errors import DeviceHung, InvalidInput, RunStopped
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Explained, Free, Loaded, ModelMetadata, TensorInfo, TensorRef
+from .batch import Batches
 from .binding import IOBinding
 from .cut import PieceTable
 from .feeds import check_feeds, check_names
@@ -45,7 +46,10 @@ class Session(trio.abc.AsyncResource):
         aging_s: float,
         model: int = 0,
         loaded: Loaded | None = None,
+        replicas: Sequence[Session] = (),
     ) -> None:
+        self._replicas = tuple(replicas)
+        self._batches: Batches | None = None
         self._neighbours = neighbours
         self._actor = neighbours.actor
         self._model = model
@@ -75,6 +79,8 @@ class Session(trio.abc.AsyncResource):
         run_options: RunOptions | None = None,
     ) -> list[Any]:
         """Compute outputs from inputs. Concurrent runs of a session queue, first come, first served.
+
+        Of replicas, the one with the fewest runs takes it. With `batch_wait_s`, runs may go together.
 
         Args:
             output_names: names of outputs, in the order wanted; None: all.
@@ -106,7 +112,17 @@ class Session(trio.abc.AsyncResource):
         """
         self._home.check("a session")
         await trio.lowlevel.checkpoint_if_cancelled()
-        return await self._prepare(output_names, input_feed, run_options)(None)
+        if self._batches is not None:
+            self._least_loaded(input_feed)._check()
+            wanted, feeds, options = self._checked(output_names, input_feed, run_options)
+            if self._batches.fits(wanted, feeds, options):
+                return await self._batches.run(wanted, feeds, options)
+        return await self._alone(output_names, input_feed, run_options)
+
+    async def _alone(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
+    ) -> list[Any]:
+        return await self._least_loaded(input_feed)._prepare(output_names, input_feed, run_options)(None)
 
     def io_binding(self) -> IOBinding:
         """What `run_with_iobinding` takes: inputs and outputs that may stay on the device."""
@@ -177,7 +193,8 @@ class Session(trio.abc.AsyncResource):
         """
         self._home.check("a session")
         await trio.lowlevel.checkpoint_if_cancelled()
-        async with streaming(self._prepare(output_names, input_feed, run_options)) as stream:
+        member = self._least_loaded(input_feed)
+        async with streaming(member._prepare(output_names, input_feed, run_options)) as stream:
             yield stream
 
     def _prepare(
@@ -189,11 +206,7 @@ class Session(trio.abc.AsyncResource):
     ) -> Callable[[Deliver | None], Awaitable[list[Any]]]:
         """Check what a run is given; then it must be performed, once. It can be stopped from now on."""
         self._check()
-        options = RunOptions() if run_options is None else run_options
-        if not isinstance(options, RunOptions):
-            raise TypeError(f"run_options is a trionnx.RunOptions or None, not {type(options).__name__}")
-        wanted = check_names(self._loaded.outputs, output_names)
-        feeds = check_feeds(self._loaded.inputs, self._loaded.overridable, input_feed)
+        wanted, feeds, options = self._checked(output_names, input_feed, run_options)
         for name, feed in feeds.items():
             if isinstance(feed, DeviceTensor):
                 self._check_near(name, feed)
@@ -213,6 +226,35 @@ class Session(trio.abc.AsyncResource):
                 options._times = run.ended.times
 
         return perform
+
+    def _checked(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
+    ) -> tuple[tuple[str, ...], dict[str, Any], RunOptions]:
+        options = RunOptions() if run_options is None else run_options
+        if not isinstance(options, RunOptions):
+            raise TypeError(f"run_options is a trionnx.RunOptions or None, not {type(options).__name__}")
+        wanted = check_names(self._loaded.outputs, output_names)
+        return wanted, check_feeds(self._loaded.inputs, self._loaded.overridable, input_feed), options
+
+    def _least_loaded(self, input_feed: Mapping[str, Any]) -> Session:
+        """Who is to do a run: of the replicas that can be used the one with the fewest runs.
+
+        Tensors on a device are where this session is.
+        """
+        if not self._replicas:
+            return self
+        feeds: Any = input_feed  # not checked yet
+        if isinstance(feeds, Mapping) and any(isinstance(feed, DeviceTensor) for feed in feeds.values()):
+            return self
+        sound = [one for one in (self, *self._replicas) if one._usable()]
+        return min(sound, key=lambda one: len(one._neighbours.runs), default=self)
+
+    def _usable(self) -> bool:
+        try:
+            self._check()
+        except (trio.ClosedResourceError, DeviceHung):
+            return False
+        return True
 
     def get_inputs(self) -> list[TensorInfo]:
         """The inputs that must be fed."""
@@ -253,6 +295,11 @@ class Session(trio.abc.AsyncResource):
         """What the engine computes on."""
         return self._loaded.adapter
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """What each replica computes on, in the order in which they were loaded; of one, `adapter` alone."""
+        return tuple(one.adapter for one in (self, *self._replicas))
+
     def explain(self) -> list[Explained]:
         """Where each node of the model runs and why, in the newest plan.
 
@@ -264,8 +311,12 @@ class Session(trio.abc.AsyncResource):
         return list(self._actor.explain(self._model))
 
     def statistics(self) -> Statistics:
-        """What the session has done until now."""
+        """What the session, with its replicas, has done until now."""
+        return sum((replica._own_statistics() for replica in self._replicas), self._own_statistics())
+
+    def _own_statistics(self) -> Statistics:
         return self._statistics + Statistics(
+            runs=0 if self._batches is None else self._batches.runs,
             queued=sum(run.waits for run in self._runs),
             tensors=len(self._tensors),
             tensor_bytes=sum(self._tensors.values()),
@@ -279,6 +330,10 @@ class Session(trio.abc.AsyncResource):
         """
         self._home.check("a session")
         self._closed = True
+        for replica in self._replicas:
+            replica.close()
+        if self._batches is not None:
+            self._batches.close()
         self._tensors.clear()
         for run in tuple(self._runs):
             run.close()
@@ -293,9 +348,10 @@ class Session(trio.abc.AsyncResource):
         **Cancellation:** what is closed stays closed; only the wait ends.
         """
         self.close()
-        await self._left.wait()
-        assert self._gone is not None
-        await self._gone.wait()
+        for one in (self, *self._replicas):
+            await one._left.wait()
+            assert one._gone is not None
+            await one._gone.wait()
 
     def _lowered(self, policy: TerminatePolicy) -> TerminatePolicy:
         return replace(policy, max_in_flight=min(policy.max_in_flight, self._max_in_flight))
