@@ -18,7 +18,7 @@ PACKAGES := trionnx trionnx/gpu trionnx/actors trionnx/scheduler tests examples 
 MODEL ?= ppocrv4_rec
 BENCH ?=
 
-.PHONY: help setup setup-dev vulkan compiler demo test lint pytest bench clean
+.PHONY: soak help setup setup-dev vulkan compiler demo test lint pytest bench clean
 
 help:
 	@sed -n '1,5{s/^# \{0,1\}//;p}' Makefile
@@ -54,6 +54,10 @@ pytest: setup-dev
 	$(RUN) -m pytest
 
 test: lint pytest
+
+# The long proofs, on new random input each time. SOAK=file for one of them.
+soak: setup-dev
+	TRIONNX_SOAK=1 $(RUN) -m pytest $(SOAK)
 
 bench: setup
 	$(RUN) benchmarks/cancel.py --models $(MODEL) $(BENCH)
