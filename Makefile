@@ -1,5 +1,6 @@
 # make demo    the demo, from nothing
 # make test    linters, type checkers, tests, from nothing
+# make soak    the long proofs, on new random input each time; SOAK=file for one of them
 # make bench MODEL=...   how fast a cancel is
 #
 # PYTHON=python3.13 picks the interpreter, VENV=folder the virtual environment.
@@ -17,11 +18,12 @@ PACKAGES := trionnx trionnx/gpu trionnx/actors trionnx/scheduler tests examples 
 
 MODEL ?= ppocrv4_rec
 BENCH ?=
+SOAK ?=
 
-.PHONY: soak help setup setup-dev vulkan compiler demo test lint pytest bench clean
+.PHONY: help setup setup-dev vulkan compiler demo test lint pytest soak bench clean
 
 help:
-	@sed -n '1,5{s/^# \{0,1\}//;p}' Makefile
+	@sed -n '1,6{s/^# \{0,1\}//;p}' Makefile
 
 vulkan:
 	@.ci/vulkan
@@ -55,7 +57,6 @@ pytest: setup-dev
 
 test: lint pytest
 
-# The long proofs, on new random input each time. SOAK=file for one of them.
 soak: setup-dev
 	TRIONNX_SOAK=1 $(RUN) -m pytest $(SOAK)
 
