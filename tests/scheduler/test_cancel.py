@@ -187,6 +187,48 @@ async def test_a_cancel_while_waiting_for_a_turn(autojump_clock: MockClock, feed
         nursery.cancel_scope.cancel()
 
 
+async def test_a_cancel_by_the_run_itself_hands_nothing_more_over(autojump_clock: MockClock, feed: Feed) -> None:
+    """Its task is awake then, and has turns to spare: only the checkpoint is in the way."""
+    model = FakeModel()
+    async with trionnx.open_scheduler(backend="fake") as scheduler:
+        session = await scheduler.load(model)
+        engine, before = model.engines[0], 0
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal before
+            if done == 3:
+                before = engine.count("handed")
+                scope.cancel()
+
+        with trio.CancelScope() as scope:
+            await session.run(None, feed, trionnx.RunOptions(on_progress=on_progress))
+        assert scope.cancelled_caught
+        assert engine.count("handed") == before < 10
+
+
+async def test_a_deadline_that_is_moved_counts_from_the_next_turn_on(autojump_clock: MockClock, feed: Feed) -> None:
+    slices = ((StepView("gpu", cost_s=0.005),) * 20,)
+    first, second = FakeModel(slices), FakeModel(slices)
+    ended: list[int] = []
+    async with trionnx.open_scheduler(backend="fake", max_in_flight=1) as scheduler:
+        sessions = [await scheduler.load(first), await scheduler.load(second)]
+        scopes = [trio.CancelScope(deadline=trio.current_time() + late) for late in (50, 60)]
+
+        async def one(number: int) -> None:
+            with scopes[number]:
+                await sessions[number].run(None, feed)
+                ended.append(number)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, 0)
+            nursery.start_soon(one, 1)
+            await trio.sleep(0.052)
+            assert second.engines[0].count("finish") <= 2
+            scopes[1].deadline -= 30
+        assert ended == [1, 0]
+        assert first.engines[0].count("finish") == second.engines[0].count("finish") == 20
+
+
 @pytest.mark.parametrize(("at", "phase"), [(0.01, "begin"), (0.0735, "read")])
 async def test_a_cancel_is_felt_at_once_where_nothing_is_in_flight(
     autojump_clock: MockClock, feed: Feed, at: float, phase: str
