@@ -224,7 +224,7 @@ async def test_a_deadline_that_is_moved_counts_from_the_next_turn_on(autojump_cl
             nursery.start_soon(one, 1)
             await trio.sleep(0.052)
             assert second.engines[0].count("finish") <= 2
-            scopes[1].deadline -= 30
+            scopes[0].deadline += 30
         assert ended == [1, 0]
         assert first.engines[0].count("finish") == second.engines[0].count("finish") == 20
 
