@@ -22,7 +22,7 @@ class Counter:
         self._device = device
         self._buffer = device.buffer(16)
         self._pipeline = device.pipeline(Program("count", WGSL, 0, 1, (), 1))
-        self._group = device.bind(self._pipeline, None, 0, [(self._buffer, 16)])
+        self._group = device.bind(self._pipeline, None, 0, [(self._buffer, 0, 16)])
 
     def bump(self, writer: PassWriter) -> None:
         """Have what is being written count itself."""
@@ -30,7 +30,7 @@ class Counter:
 
     def read(self) -> int:
         """What the device has counted, once all that was submitted has finished."""
-        data = self._device.read(self._buffer, 4, lambda: None)
+        data = self._device.read(self._buffer, 0, 4, lambda: None)
         return int(np.frombuffer(data, np.uint32)[0])
 
     def close(self) -> None:

@@ -113,18 +113,18 @@ class Device:
                 self.submit(self.finish(self.encoder()))
                 self.wait(None)
 
-    def read(self, buffer: Any, nbytes: int, check: Check) -> bytearray:
-        """A buffer's first bytes, once all that was submitted has finished; in pieces."""
+    def read(self, buffer: Any, begin: int, nbytes: int, check: Check) -> bytearray:
+        """Bytes of a buffer, from a multiple of 4 on, once all that was submitted has finished; in pieces."""
         out = bytearray(nbytes)
         self.read_back += nbytes
         for start in range(0, nbytes, PIECE):
             check()
             size = min(PIECE, nbytes - start)
-            self._read_piece(buffer, start, size, memoryview(out)[start : start + size])
+            self._read_piece(buffer, begin + start, size, memoryview(out)[start : start + size])
         return out
 
-    def copy(self, source: Any, target: Any, nbytes: int, check: Check) -> None:
-        """Copy a buffer's first bytes into another, ordered with submissions; the last piece is not waited for."""
+    def copy(self, source: Any, begin: int, target: Any, nbytes: int, check: Check) -> None:
+        """Copy bytes of a buffer to another's start, ordered with submissions; the last piece is not waited for."""
         for start in range(0, nbytes, COPIED):
             if start:
                 self.wait(None)
@@ -132,7 +132,7 @@ class Device:
             encoder = self.encoder()
             size = min(COPIED, nbytes - start)
             self.lib.wgpuCommandEncoderCopyBufferToBuffer(
-                encoder, source._internal, start, target._internal, start, size
+                encoder, source._internal, begin + start, target._internal, start, size
             )
             self.submit(self.finish(encoder))
 
@@ -184,13 +184,13 @@ class Device:
             self._layouts[key] = group, whole
         return self._layouts[key]
 
-    def bind(self, pipeline: Pipeline, params: Any, params_offset: int, buffers: list[tuple[Any, int]]) -> Any:
-        """A bind group: the parameters, then buffers, of each the given number of bytes."""
+    def bind(self, pipeline: Pipeline, params: Any, params_offset: int, buffers: list[tuple[Any, int, int]]) -> Any:
+        """A bind group: the parameters, then of each buffer so many bytes (last) from one on."""
         resources: list[dict[str, Any]] = []
         if pipeline.program.params:
             size = (len(pipeline.program.params) * 4 + 15) // 16 * 16
             resources.append({"buffer": params, "offset": params_offset, "size": size})
-        resources += [{"buffer": b, "offset": 0, "size": size} for b, size in buffers]
+        resources += [{"buffer": b, "offset": begin, "size": size} for b, begin, size in buffers]
         return self.native.create_bind_group(
             layout=pipeline.layout, entries=[{"binding": n, "resource": r} for n, r in enumerate(resources)]
         )

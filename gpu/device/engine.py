@@ -438,10 +438,10 @@ class WebGpuEngine:
             run.check()
             if isinstance(step, Upload):
                 words = as_words(run.frame[step.key], step.target.half)
-                device.write(realiser.buffer(block, step.target), 0, words, run.check)
+                device.write(*realiser.place(block, step.target), words, run.check)
             elif isinstance(step, Fetch):
                 source, count = step.source, int(np.prod(step.shape))
-                data = device.read(realiser.buffer(block, source), count * source.each, run.check)
+                data = device.read(*realiser.place(block, source), count * source.each, run.check)
                 run.frame[step.key] = from_words(data, step.dtype, step.shape, source.half)
             else:
                 assert isinstance(step, HostCall)
@@ -505,7 +505,7 @@ class WebGpuEngine:
         if storage is None or gpu_type(result.dtype) is None or 0 in result.shape:
             value = uploaded(device, self._bring(run, block, result, check), check)
         else:
-            value = copied(device, realiser.buffer(block, storage), storage, check)
+            value = copied(device, *realiser.place(block, storage), storage, check)
         return self._kept.add(value, run.request.model, run.request.run, result.dtype, result.shape)
 
     def _release(self, value: Any) -> None:
@@ -526,7 +526,7 @@ class WebGpuEngine:
         if 0 in result.shape:
             return np.empty(result.shape, result.dtype)
         source = result.storage
-        data = device.read(realiser.buffer(block, source), int(np.prod(result.shape)) * source.each, check)
+        data = device.read(*realiser.place(block, source), int(np.prod(result.shape)) * source.each, check)
         return from_words(data, result.dtype, result.shape, source.half)
 
     def _end(self, number: int, done: Done, kept: tuple[TensorRef, ...]) -> None:

@@ -51,12 +51,12 @@ def measure_half(device: Device) -> bool:
         writer = encoder.begin_compute_pass()
         writer.set_pipeline(pipeline.native)
         writer.set_immediates(0, bytes(4), 0, 4)
-        bound = [(b, b.size) for b in (halves, halves, exact, *made)]
+        bound = [(b, 0, b.size) for b in (halves, halves, exact, *made)]
         writer.set_bind_group(0, device.bind(pipeline, None, 0, bound))
         writer.dispatch_workgroups(BITS.size // 256)
         writer.end()
         device.native.queue.submit([encoder.finish()])
-        answers = [np.frombuffer(device.read(b, b.size, lambda: None), np.uint16) for b in made]
+        answers = [np.frombuffer(device.read(b, 0, b.size, lambda: None), np.uint16) for b in made]
     finally:
         for buffer in buffers:
             device.release(buffer)

@@ -151,19 +151,20 @@ class Realiser:
         self.given: Mapping[Storage, Any] = {}
         self._weight_users: dict[Storage, int] = {}
 
-    def buffer(self, block: Block, storage: Storage) -> Any:
-        """The buffer behind a storage."""
+    def place(self, block: Block, storage: Storage) -> tuple[Any, int]:
+        """The buffer that a storage lies in, and the byte where it begins."""
         if storage.role == "weight":
-            return self.weights[storage]
+            return self.weights[storage], 0
         if storage.role == "input":
-            return self.given[storage]
-        return self._pool.behind(block.slots.where[storage])
+            return self.given[storage], 0
+        place = block.slots.where[storage]
+        return self._pool.behind(place.slot), place.offset
 
-    def _behind(self, block: Block, made: Realised, storage: Storage) -> Any:
+    def _bound(self, block: Block, made: Realised, storage: Storage) -> tuple[Any, int, int]:
         if storage.role == "flag":
             assert made.flags is not None
-            return made.flags.buffer
-        return self.buffer(block, storage)
+            return made.flags.buffer, 0, storage.nbytes
+        return *self.place(block, storage), storage.nbytes
 
     def realise(self, block: Block, check: Check, progress: Callable[[str, int, int], None]) -> Realised:
         """Compile, allocate, upload and bind; kept in `block.device`. What `check` raises is let through."""
@@ -297,12 +298,12 @@ class Realiser:
         made.given.update((s, self.given[s]) for s in moved)
 
     def _group(self, block: Block, made: Realised, step: Dispatch, pipeline: Pipeline, offset: int) -> Any:
-        bound = [(self._behind(block, made, s), s.nbytes) for s in (*step.reads, *step.writes)]
+        bound = [self._bound(block, made, s) for s in (*step.reads, *step.writes)]
         return self._device.bind(pipeline, made.params, offset, bound)
 
     def _copy(self, block: Block, step: Copy) -> Any:
-        source, target = self.buffer(block, step.source), self.buffer(block, step.target)
-        return source._internal, step.source_offset, target._internal, step.target_offset, step.nbytes
+        (source, begin), (target, end) = self.place(block, step.source), self.place(block, step.target)
+        return source._internal, begin + step.source_offset, target._internal, end + step.target_offset, step.nbytes
 
     def forget(self, block: Block) -> None:
         """Give back what a block, and those made after it, hold. Nothing of it is in flight."""

@@ -22,11 +22,11 @@ class Resident:
     storage: Storage
 
 
-def copied(device: Device, source: Any, storage: Storage, check: Check) -> Resident:
-    """What lies in a buffer, in one of its own."""
+def copied(device: Device, source: Any, begin: int, storage: Storage, check: Check) -> Resident:
+    """What lies in a buffer from a byte on, in one of its own."""
     made = Resident(device.buffer(storage.nbytes), storage)
     try:
-        device.copy(source, made.buffer, storage.nbytes, check)
+        device.copy(source, begin, made.buffer, storage.nbytes, check)
     except BaseException:
         device.release(made.buffer)
         raise
@@ -56,5 +56,5 @@ def brought(device: Device, value: Any, ref: TensorRef, check: Check) -> Array:
     if 0 in ref.shape:
         return np.empty(ref.shape, ref.dtype)
     storage = value.storage
-    data = device.read(value.buffer, int(np.prod(ref.shape)) * storage.each, check)
+    data = device.read(value.buffer, 0, int(np.prod(ref.shape)) * storage.each, check)
     return from_words(data, ref.dtype, ref.shape, storage.half)

@@ -40,11 +40,11 @@ def measure_subgroup(device: Device) -> int:
         encoder = device.native.create_command_encoder()
         writer = encoder.begin_compute_pass()
         writer.set_pipeline(pipeline.native)
-        writer.set_bind_group(0, device.bind(pipeline, None, 0, [(out, out.size)]))
+        writer.set_bind_group(0, device.bind(pipeline, None, 0, [(out, 0, out.size)]))
         writer.dispatch_workgroups(1)
         writer.end()
         device.native.queue.submit([encoder.finish()])
-        answers = np.frombuffer(device.read(out, out.size, lambda: None), np.uint32)
+        answers = np.frombuffer(device.read(out, 0, out.size, lambda: None), np.uint32)
     finally:
         device.release(out)
     return judge(answers.reshape(3, LANES))

@@ -29,7 +29,7 @@ def test_what_lies_past_the_end_is_neither_read_nor_written():
         buffers = [device.buffer(256) for _ in range(3)]
         for buffer in buffers:
             device.write(buffer, 0, np.full(64, 3.0, np.float32), lambda: None)
-        group = device.bind(pipeline, None, 0, [(buffer, 256) for buffer in buffers[:2]])
+        group = device.bind(pipeline, None, 0, [(buffer, 0, 256) for buffer in buffers[:2]])
         encoder = device.native.create_command_encoder()
         writer = encoder.begin_compute_pass()
         writer.set_pipeline(pipeline.native)
@@ -37,7 +37,7 @@ def test_what_lies_past_the_end_is_neither_read_nor_written():
         writer.dispatch_workgroups(1)
         writer.end()
         device.native.queue.submit([encoder.finish()])
-        read, written, other = (np.frombuffer(device.read(b, 256, lambda: None), np.float32) for b in buffers)
+        read, written, other = (np.frombuffer(device.read(b, 0, 256, lambda: None), np.float32) for b in buffers)
         assert (read == 3.0).all()
         assert (other == 3.0).all()
         assert (written[:4] == 3.0).all()
