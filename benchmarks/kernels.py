@@ -175,7 +175,7 @@ def operator(
     for step in block.steps:
         if isinstance(step, Upload):
             name = next(name for name, key in block.inputs.items() if key == step.key)
-            device.write(realiser.buffer(block, step.target), 0, as_words(feeds[name]), lambda: None)
+            device.write(*realiser.place(block, step.target), as_words(feeds[name]), lambda: None)
 
     def go(writer: PassWriter) -> None:
         for step, call in zip(block.steps, calls, strict=True):
@@ -197,7 +197,7 @@ def copies(device: Device, elements: int) -> list[Work]:
         reads, writes = (Binding("x", "vec4f"),), (Binding("out", "vec4f"),)
         body = f"let at = (group * 64u + lane) * {each}u;\n{lines}"
         pipeline = device.pipeline(link(Kernel(f"copy{each}", body, reads, writes, result=None)))
-        group = device.bind(pipeline, None, 0, [(source, 4 * elements), (target, 4 * elements)])
+        group = device.bind(pipeline, None, 0, [(b, 0, 4 * elements) for b in (source, target)])
         groups = elements // 4 // 64 // each
 
         def go(writer: PassWriter, pipeline: Any = pipeline, group: Any = group, groups: int = groups) -> None:
