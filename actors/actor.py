@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import trio
 
 from ..gpu.engine import Engine
-from ..gpu.errors import RunStopped
+from ..gpu.errors import RunStopped, SessionInitTimeout
 from ..gpu.seam import (
     Begin,
     Begun,
@@ -174,15 +174,18 @@ class Actor:
         finally:
             self._stops.pop(run, None)
 
-    async def load(self, request: Load, on_progress: OnProgress | None = None) -> Loaded:
+    async def load(
+        self, request: Load, on_progress: OnProgress | None = None, timeout_s: float = math.inf
+    ) -> Loaded:
         """Load a further model.
 
         Raises:
+            SessionInitTimeout: it took longer than `timeout_s` seconds; the load goes on, as after a cancellation.
             Exception: what the engine failed with; what `on_progress` raised.
 
         **Cancellation:** the load goes on; follow with `free_nowait`, which ends it.
         """
-        return await self._load(request, on_progress)
+        return await self._load(request, on_progress, timeout_s)
 
     def free_nowait(self, request: Free, on_reply: OnReply = lambda _: None) -> None:
         """Give values and models back; `on_reply` hears when that is done, or when the actor has ended."""
@@ -215,7 +218,13 @@ class Actor:
 
     # --- the task -------------------------------------------------------------------------------
 
-    async def _load(self, request: Load, on_progress: OnProgress | None) -> Loaded:
+    async def _load(self, request: Load, on_progress: OnProgress | None, timeout_s: float) -> Loaded:
+        phase = ["start"]
+        with trio.move_on_after(timeout_s):
+            return await self._loaded(request, on_progress, phase)
+        raise SessionInitTimeout(phase[0], timeout_s)
+
+    async def _loaded(self, request: Load, on_progress: OnProgress | None, phase: list[str]) -> Loaded:
         request = replace(request, actor=self.number, generation=self.generation)
         heard: deque[Progress | Reply] = deque()
         news = trio.Event()
@@ -225,6 +234,7 @@ class Actor:
             news.set()
 
         def progress(item: Progress) -> None:
+            phase[0] = item.phase
             if on_progress is not None:
                 with contextlib.suppress(*GONE):
                     self._token.run_sync_soon(hear, item)
@@ -333,6 +343,7 @@ async def run_actor(
     make: Callable[[], Engine],
     request: Load,
     on_progress: OnProgress | None = None,
+    timeout_s: float = math.inf,
     *,
     task_status: trio.TaskStatus[Actor] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -343,16 +354,23 @@ async def run_actor(
         request: what to load.
         on_progress: called with (phase, done, total) during the load, on the Trio thread; what it
             raises ends the load and is raised here.
+        timeout_s: how long the load may take; past it the engine is told to close, and is not waited for:
+            what it makes late it gives back by itself.
         task_status: told the handle once the session is loaded, not before.
 
     Raises:
+        SessionInitTimeout: the load took too long.
         Exception: until `started()`, what the engine failed to load with.
 
     **Cancellation:** the engine is closed, shielded, for at most `CLOSE_BOUND_S` seconds.
     """
     actor = Actor(make())
     try:
-        actor.loaded = await actor._load(request, on_progress)
+        try:
+            actor.loaded = await actor._load(request, on_progress, timeout_s)
+        except SessionInitTimeout:
+            actor._abandoned = True
+            raise
         task_status.started(actor)
         await actor._serve()
     finally:

@@ -32,7 +32,7 @@ from ..gpu.device.adapters import AdapterInfo
 from ..gpu.device.drivers import apply, boot, driver_files, environment, machine, variables
 from ..gpu.device.verdicts import Book, Outcome, Survey, Verdict, adapter_info
 
-__all__ = ["ANSWER_S", "Probe", "answer_bound", "cache_folder", "open_probe"]
+__all__ = ["ANSWER_S", "Probe", "answer_bound", "cache_folder", "open_probe", "remembered"]
 
 ANSWER_S = 2.5
 """Within how many seconds a driver is to answer; `TRIONNX_PROBE` says another number."""
@@ -298,6 +298,11 @@ class Probe:
         child, self._child = self._child, None
         if child is not None:
             await child.close()
+
+
+def remembered(cache_dir: str | os.PathLike[str] | None = None) -> Survey | None:
+    """What this process knows of the drivers, asking nobody; the folder as for `open_probe`."""
+    return _process.surveys.get((cache_folder(cache_dir), variables()))
 
 
 @asynccontextmanager

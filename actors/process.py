@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 
+from ..gpu.device.drivers import apply
 from .border.shared import SharedFile
 
 __all__ = ["WorkerProcess", "driver_threads"]
@@ -40,14 +41,15 @@ class WorkerProcess:
 
     Args:
         files: memory that it shares.
-        environment: variables that differ from those here.
+        environment: variables that differ from those here; None: one that it does not have.
 
     Raises:
         OSError: it could not be started.
     """
 
-    def __init__(self, files: Sequence[SharedFile], environment: Mapping[str, str] | None = None) -> None:
-        variables = dict.fromkeys(_THREADS, str(driver_threads())) | dict(os.environ) | dict(environment or {})
+    def __init__(self, files: Sequence[SharedFile], environment: Mapping[str, str | None] | None = None) -> None:
+        variables = dict.fromkeys(_THREADS, str(driver_threads())) | dict(os.environ)
+        apply(environment or {}, variables)
         command = [sys.executable, "-P", "-m", _MODULE, str(os.getpid()), *(file.handle for file in files)]
         if sys.platform == "win32":
             self._child = subprocess.Popen(

@@ -91,7 +91,7 @@ class RemoteEngine:
         *,
         adapter: str | int | None = None,
         max_in_flight: int = 2,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         close_bound_s: float = CLOSE_BOUND_S,
     ) -> None:
         path = tuple(str(entry) for entry in sys.path if entry)

@@ -19,6 +19,7 @@ __all__ = [
     "OutOfDeviceMemory",
     "RunStopped",
     "RunTerminated",
+    "SessionInitTimeout",
     "UnsupportedOperator",
 ]
 
@@ -107,6 +108,22 @@ class DeviceLost(RuntimeError):
 
 class DeviceHung(RuntimeError):
     """The GPU did not finish what was in flight within the bound; the session is unusable."""
+
+
+class SessionInitTimeout(TimeoutError):
+    """A session could not be made in time. It is not tried again; what it was stuck in is abandoned.
+
+    Attributes:
+        phase: what was going on, such as "compile"; "start" before the engine has told anything.
+        bound_s: how long was waited, in seconds.
+    """
+
+    def __init__(self, phase: str, bound_s: float) -> None:
+        super().__init__(phase, bound_s)
+        self.phase, self.bound_s = phase, bound_s
+
+    def __str__(self) -> str:
+        return f"the session was not there after {self.bound_s:g} s, in phase {self.phase!r}"
 
 
 class OutOfDeviceMemory(MemoryError):

@@ -182,6 +182,7 @@ class Load:
         input_shapes: make and compile a plan for these ahead of the first run.
         allow_host_steps: False: an operator on floats without a kernel is an error.
         cpu_threads: for engines that compute on the CPU; None = theirs to choose.
+        memory_limit_bytes: of memory on the device, for the model that opens it; None = what there is.
         model: a number that no other model of this engine has or had; 0 for the first.
         actor, generation: what the engine's `TensorRef`s bear.
     """
@@ -191,6 +192,7 @@ class Load:
     allow_host_steps: bool = True
     cpu_threads: int | None = None
     model: int = 0
+    memory_limit_bytes: int | None = None
     actor: int = field(default=0, compare=False)
     generation: int = field(default=0, compare=False)
 

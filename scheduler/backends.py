@@ -9,13 +9,13 @@ import importlib
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import trio
 
-from ..actors.probe import Probe, answer_bound, open_probe
+from ..actors.probe import Probe, answer_bound, open_probe, remembered
 from ..gpu.device.adapters import AdapterInfo, fitting, list_adapters, restrict
 from ..gpu.device.verdicts import Survey, Verdict
 from ..gpu.engine import Engine
@@ -33,6 +33,7 @@ __all__ = [
     "has_onnxruntime",
     "known_adapters",
     "register_engine",
+    "retreat",
     "ways",
 ]
 
@@ -47,11 +48,17 @@ class Factory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A back end by its registered name, and the adapter that it is to use; its identity, where it is known."""
+    """A back end by its registered name, and the adapter that it is to use.
+
+    Attributes:
+        identity: of the adapter, where it is known.
+        drivers: the Vulkan drivers, by their manifests, that alone may be opened for it; None: all.
+    """
 
     backend: str
     adapter: str | int | None
     identity: str = field(default="", compare=False)
+    drivers: tuple[str, ...] | None = field(default=None, compare=False)
 
 
 _BUILT_IN = {
@@ -141,6 +148,52 @@ async def choose(
 
     **Cancellation:** felt at once; the probe's process is killed, and reaped.
     """
+    backend, adapter = _asked(backend, adapter)
+    if backend not in ("auto", "webgpu") or "webgpu" in _registered:
+        return Choice(backend, adapter)
+    if not answer_bound():
+        if backend == "webgpu" or adapter is not None:
+            return Choice("webgpu", adapter)
+        there = await trio.to_thread.run_sync(_adapters, abandon_on_cancel=True)
+        return ways(there, backend, adapter, has_onnxruntime())[0]
+    async with open_probe(cache_dir) as probe:
+        return await _sound(probe, backend, adapter, sessions or Counter())
+
+
+def retreat(
+    backend: str | None,
+    adapter: str | int | None,
+    cache_dir: str | os.PathLike[str] | None,
+    stuck: Callable[[str], bool],
+) -> Choice | None:
+    """The choice where a back end got stuck in this process: a back end or an adapter that is not the GPU.
+
+    Args:
+        backend: as for `choose`.
+        adapter: as for `choose`.
+        cache_dir: as for `choose`.
+        stuck: whether a back end did.
+
+    Returns:
+        For a worker process of its own, without a probe; None: what is asked for is not stuck.
+
+    Raises:
+        ValueError, TypeError: as `choose` does.
+    """
+    backend, adapter = _asked(backend, adapter)
+    if backend not in ("auto", "webgpu"):
+        return Choice(backend, adapter) if stuck(backend) else None
+    if not stuck("webgpu"):
+        return None
+    if backend == "auto" and adapter is None and has_onnxruntime() and not stuck("cpu"):
+        return Choice("cpu", None)
+    survey = remembered(cache_dir) or Survey(Verdict("ok"))
+    software = [there.index for there in survey.adapters if there.kind == "software"]
+    return Choice("webgpu", software[0] if software else adapter, drivers=survey.drivers)
+
+
+def _asked(backend: str | None, adapter: str | int | None) -> tuple[str, str | int | None]:
+    """What is asked for, the environment taken in."""
     if backend in (None, "auto"):
         backend = os.environ.get("TRIONNX_BACKEND") or "auto"
         check_backend(backend, "the back end in TRIONNX_BACKEND,")
@@ -151,15 +204,7 @@ async def choose(
         adapter = os.environ.get("TRIONNX_ADAPTER") or None
     if isinstance(adapter, str) and adapter.isdecimal():
         adapter = int(adapter)
-    if backend not in ("auto", "webgpu") or "webgpu" in _registered:
-        return Choice(backend, adapter)
-    if not answer_bound():
-        if backend == "webgpu" or adapter is not None:
-            return Choice("webgpu", adapter)
-        there = await trio.to_thread.run_sync(_adapters, abandon_on_cancel=True)
-        return ways(there, backend, adapter, has_onnxruntime())[0]
-    async with open_probe(cache_dir) as probe:
-        return await _sound(probe, backend, adapter, sessions or Counter())
+    return backend, adapter
 
 
 async def _sound(probe: Probe, backend: str, adapter: str | int | None, sessions: Counter[str]) -> Choice:
@@ -174,8 +219,8 @@ async def _sound(probe: Probe, backend: str, adapter: str | int | None, sessions
         found = next(a for a in survey.adapters if a.index == way.adapter)
         verdict = await probe.attempt(found)
         if verdict.ok:
-            restrict(survey.drivers)
-            return way
+            await trio.to_thread.run_sync(restrict, survey.drivers, abandon_on_cancel=True)  # a lock is waited for
+            return replace(way, drivers=survey.drivers)
         faults.append(f"{found.index}: {found}: {verdict.reason}")
     raise NoAdapter(f"no adapter can be used: {'; '.join(faults)}")
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..actors.remote import RemoteEngine
+from ..gpu.device.drivers import environment
 from ..gpu.engine import Engine
 from .backends import Factory, engine_factory, is_built_in
 
-__all__ = ["Isolation", "isolated_factory", "isolation_of"]
+__all__ = ["Isolation", "isolated_factory", "isolation_of", "place_of", "variables_of"]
+
+_THREADS = ("LP_NUM_THREADS", "OMP_NUM_THREADS")
 
 Isolation = Literal["thread", "process"]
 
@@ -34,7 +37,9 @@ def isolation_of(value: Any) -> Isolation:
     return "thread" if value == "thread" else "process"
 
 
-async def isolated_factory(backend: str, isolation: Isolation, environment: Mapping[str, str] | None = None) -> Factory:
+async def isolated_factory(
+    backend: str, isolation: Isolation, environment: Mapping[str, str | None] | None = None
+) -> Factory:
     """The factory of a back end's engines, in a thread or behind a process border.
 
     Args:
@@ -49,7 +54,14 @@ async def isolated_factory(backend: str, isolation: Isolation, environment: Mapp
     """
     if isolation == "thread":
         return await engine_factory(backend)
-    place = await _place(backend)
+    place = await place_of(backend)
+    if place is None:
+        if is_built_in(backend):
+            raise ValueError(f"the back end {backend!r} lives by Trio's clock in this process, in no worker process")
+        raise ValueError(
+            f"the factory of the back end {backend!r} cannot run in a worker process: it must be a function or a class "
+            "at the top of a module that can be imported, and not of the program itself"
+        )
 
     def remote(*, adapter: str | int | None, max_in_flight: int) -> Engine:
         return RemoteEngine(place, adapter=adapter, max_in_flight=max_in_flight, environment=environment)
@@ -57,12 +69,23 @@ async def isolated_factory(backend: str, isolation: Isolation, environment: Mapp
     return remote
 
 
-async def _place(backend: str) -> str:
-    """Where a worker finds the factory: ``"module:name"``."""
+def variables_of(drivers: Sequence[str] | None, threads: int | None) -> dict[str, str | None]:
+    """What a worker's environment is to have otherwise than the one here.
+
+    Args:
+        drivers: the Vulkan drivers, by their manifests, that alone may be opened; None: all.
+        threads: of a driver that computes on the CPU; None: as many as a worker has.
+    """
+    return environment(drivers) | ({} if threads is None else dict.fromkeys(_THREADS, str(threads)))
+
+
+async def place_of(backend: str) -> str | None:
+    """Where a worker finds the factory: ``"module:name"``; None: in no worker.
+
+    **Cancellation:** felt at once; an import goes on in its thread.
+    """
     if is_built_in(backend):
-        if backend in _PLACES:
-            return _PLACES[backend]
-        raise ValueError(f"the back end {backend!r} lives by Trio's clock in this process, and in no worker process")
+        return _PLACES.get(backend)
     factory: Any = await engine_factory(backend)
     module, name = getattr(factory, "__module__", None), getattr(factory, "__qualname__", None)
     if isinstance(module, str) and isinstance(name, str) and module != "__main__":
@@ -71,7 +94,4 @@ async def _place(backend: str) -> str:
             found = getattr(found, part, None)
         if found is factory:
             return f"{module}:{name}"
-    raise ValueError(
-        f"the factory of the back end {backend!r} cannot run in a worker process: it must be a function or a class "
-        "at the top of a module that can be imported, and not of the program itself"
-    )
+    return None

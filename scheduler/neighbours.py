@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import trio
 
-from ..actors import Actor
-from ..gpu.errors import DeviceHung
+from ..actors import CLOSE_BOUND_S, Actor
+from ..gpu.errors import DeviceHung, SessionInitTimeout
 from ..gpu.seam import Free, Load, Loaded
 from .run import BEGIN_BOUND_S, Run
 
@@ -20,18 +20,20 @@ class Neighbours:
     Args:
         actor: with its first model, number 0.
         forget: called when a model has been given back.
+        fault: told of each fault of the engine.
 
     Attributes:
         lock: held by the run of the moment. runs: those that wait, and that one.
         hung: whether the device did not come back within a bound.
     """
 
-    def __init__(self, actor: Actor, forget: Callable[[], None]) -> None:
+    def __init__(self, actor: Actor, forget: Callable[[], None], fault: Callable[[Exception], None]) -> None:
         self.actor = actor
         self.lock = trio.StrictFIFOLock()
         self.runs: set[Run] = set()
         self.hung = False
         self._forget = forget
+        self._fault = fault
         self._models = {0}
         self._next = 1
 
@@ -42,10 +44,13 @@ class Neighbours:
         self._models.add(model)
         return model
 
-    async def load(self, request: Load, on_progress: Callable[[str, int, int], None] | None) -> Loaded:
+    async def load(
+        self, request: Load, on_progress: Callable[[str, int, int], None] | None, timeout_s: float
+    ) -> Loaded:
         """Load a model, of a number that `number` gave, once the queue is free.
 
         Raises:
+            SessionInitTimeout: it took longer than `timeout_s` seconds, the wait for the queue not counted.
             Exception: what the engine failed with; what `on_progress` raised.
 
         **Cancellation:** the load is stopped, and waited for, shielded, for a bounded time.
@@ -53,12 +58,24 @@ class Neighbours:
         try:
             async with self.lock:
                 self.check()
-                return await self.actor.load(request, on_progress)
-        except BaseException:
+                return await self.actor.load(request, on_progress, timeout_s)
+        except BaseException as error:
+            late = False
+            if isinstance(error, SessionInitTimeout):
+                late = True
+                self._fault(error)
             gone = self.leave(request.model)
-            with trio.move_on_after(BEGIN_BOUND_S, shield=True):
+            with trio.move_on_after(CLOSE_BOUND_S if late else BEGIN_BOUND_S, shield=True) as bound:
                 await gone.wait()
+            if late and bound.cancelled_caught:
+                self.hang(DeviceHung(f"{self.actor.loaded.adapter} did not come back from a load"))
             raise
+
+    def hang(self, error: DeviceHung) -> None:
+        """The device did not come back within a bound."""
+        if not self.hung:
+            self.hung = True
+            self._fault(error)
 
     def check(self) -> None:
         """Raise DeviceHung where the device did not come back within a bound."""

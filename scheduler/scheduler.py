@@ -7,18 +7,22 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import trio
 
 from ..actors import CLOSE_BOUND_S, Actor, run_actor
+from ..gpu.errors import SessionInitTimeout
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Load
+from . import recovery
 from .arguments import adapter_of, callback_of, count_of, folder_of, policy_of, positive_of, shapes_of
-from .backends import check_backend, choose
+from .backends import check_backend, choose, retreat
 from .batch import Batches
 from .home import Home
-from .isolation import Isolation, isolated_factory, isolation_of
+from .isolation import Isolation, isolated_factory, isolation_of, place_of, variables_of
 from .neighbours import Neighbours
 from .placement import Claim, placement
 from .run import BEGIN_BOUND_S
@@ -26,6 +30,9 @@ from .session import Session
 from .statistics import Statistics
 
 __all__ = ["Scheduler", "open_scheduler"]
+
+INIT_TIMEOUT_S = 20.0
+"""How long a session may take to be made, in seconds, unless `load` says otherwise."""
 
 EXIT_BOUND_S = 2 * BEGIN_BOUND_S + 2 * CLOSE_BOUND_S
 """Longer than what each session bounds by itself, in seconds; then what is left is abandoned."""
@@ -70,12 +77,14 @@ class Scheduler(trio.abc.AsyncResource):
         adapter: str | int | None = None,
         isolation: Isolation | None = None,
         policy: TerminatePolicy | None = None,
+        init_timeout_s: float = INIT_TIMEOUT_S,
         weight: float = 1.0,
         replicas: int = 1,
         beside: Session | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         allow_host_steps: bool = True,
         cpu_threads: int | None = None,
+        memory_limit_bytes: int | None = None,
         on_progress: Callable[[str, int, int], None] | None = None,
     ) -> Session:
         """Load a model on a device.
@@ -86,6 +95,9 @@ class Scheduler(trio.abc.AsyncResource):
             adapter: index or part of the name of an adapter; None: the scheduler's.
             isolation: "thread" or "process", see `open_scheduler`; None: the scheduler's.
             policy: how runs are cut up and end; None: the scheduler's.
+            init_timeout_s: seconds that the engine may take to make the session, the wait for a queue and the
+                probe of the drivers not counted. Past it nothing more is made on that back end in this process:
+                later loads go to worker processes, with one thread, on a software adapter or on the CPU.
             weight: how much of the adapter's time the session is to have beside others of the same
                 priority: twice the weight, twice the time.
             replicas: how often to load the model, each time with a queue of its own, behind one session: a run
@@ -97,7 +109,10 @@ class Scheduler(trio.abc.AsyncResource):
             input_shapes: input name -> shape: plan, and compile shaders, for these now and not in the first
                 run. Inputs whose shapes the model fixes need not be named.
             allow_host_steps: False: an operator on floats that has no kernel is an error.
-            cpu_threads: threads for back ends that compute on the CPU, at least 1; None: theirs to choose.
+            cpu_threads: threads for back ends that compute on the CPU, at least 1; None: theirs to choose. A software
+                adapter takes it in a worker process; in this one its driver's own setting holds.
+            memory_limit_bytes: memory on an adapter that the session may have, at least 1; None: what there is. Not
+                with `beside`, and not for the CPU.
             on_progress: called as ``on_progress(phase, done, total)`` on the Trio thread; `total`
                 may be 0. What it raises ends the load and leaves it.
 
@@ -108,14 +123,17 @@ class Scheduler(trio.abc.AsyncResource):
             InvalidModel: the file cannot be read, or its graph breaks ONNX's rules.
             InvalidInput: `input_shapes` names no input of the model, or a shape that its input cannot have.
             UnsupportedOperator: an operator cannot run here.
-            NoAdapter: there is nothing to run on, or not what was asked for, or its driver does not work.
+            NoAdapter: there is nothing to run on, or not what was asked for, or its driver does not work, or
+                the back end got stuck too often.
             OutOfDeviceMemory: the device has no room for the weights.
+            SessionInitTimeout: it took longer than `init_timeout_s`. It is not tried again; what comes late
+                is given back.
             DeviceLost: the worker process ended during the load, or could not be started.
             OSError: the file cannot be opened.
             ValueError: an unknown name of a back end or of an isolation, a back end that cannot be isolated,
-                `cpu_threads` below 1, a `weight` that is not positive, or a negative size in `input_shapes`;
-                `beside` with `backend`, `adapter`, `isolation` or `replicas`, or of another scheduler;
-                `replicas` below 1.
+                `cpu_threads`, `memory_limit_bytes` or `replicas` below 1, a `weight` or an `init_timeout_s` that is
+                not positive, or a negative size in `input_shapes`; `beside` with `backend`, `adapter`, `isolation`,
+                `memory_limit_bytes` or `replicas`, or of another scheduler.
             TypeError: an argument is of a wrong kind; an async `on_progress` is, too.
             trio.ClosedResourceError: the scheduler or `beside` is closed, or the scheduler was during the load.
             RuntimeError: called from another Trio run, another thread or a forked process.
@@ -129,14 +147,17 @@ class Scheduler(trio.abc.AsyncResource):
         adapter = adapter_of(adapter)
         policy = policy_of("policy", policy) or self._policy
         weight = positive_of("weight", weight)
+        init_timeout_s = positive_of("init_timeout_s", init_timeout_s)
         apart = self._isolation if isolation is None else isolation_of(isolation)
         shapes = shapes_of(input_shapes)
         callback_of("on_progress", on_progress)
         if cpu_threads is not None:
             cpu_threads = count_of("cpu_threads", cpu_threads)
         replicas = count_of("replicas", replicas)
+        if memory_limit_bytes is not None:
+            memory_limit_bytes = count_of("memory_limit_bytes", memory_limit_bytes)
         if beside is not None:
-            self._check_beside(beside, backend, adapter, isolation)
+            self._check_beside(beside, backend, adapter, isolation, memory_limit_bytes)
             if replicas > 1:
                 raise ValueError("beside a session, a model is loaded once: give no replicas")
         sessions: list[Session] = []
@@ -148,16 +169,17 @@ class Scheduler(trio.abc.AsyncResource):
                 async def one(others: Sequence[Session] = ()) -> Session:
                     model, loaded = 0, None
                     if beside is None:
-                        request = Load(content, shapes, allow_host_steps, cpu_threads)
-                        where = self._adapter if adapter is None else adapter
-                        actor = await self._new_actor(backend or self._backend, where, apart, request, on_progress)
-                        neighbours = Neighbours(actor, self._forget)
+                        request = Load(
+                            content, shapes, allow_host_steps, cpu_threads, memory_limit_bytes=memory_limit_bytes
+                        )
+                        asked = backend or self._backend, self._adapter if adapter is None else adapter
+                        neighbours = await self._new_neighbours(*asked, apart, request, on_progress, init_timeout_s)
                     else:
                         beside._check()
                         neighbours = beside._neighbours
                         model = neighbours.number()
                         request = Load(content, shapes, allow_host_steps, cpu_threads, model)
-                        loaded = await neighbours.load(request, on_progress)
+                        loaded = await neighbours.load(request, on_progress, init_timeout_s)
                     session = self._sessions[neighbours.actor.number, model] = Session(
                         *(neighbours, self._home, policy, self._max_in_flight, weight),
                         *(self._aging_s, model, loaded, others),
@@ -188,30 +210,43 @@ class Scheduler(trio.abc.AsyncResource):
             )
         return made
 
-    async def _new_actor(
+    async def _new_neighbours(
         self,
         backend: str,
         adapter: str | int | None,
         isolation: Isolation,
         request: Load,
         on_progress: Callable[[str, int, int], None] | None,
-    ) -> Actor:
+        timeout_s: float,
+    ) -> Neighbours:
         """Choose an adapter, and load a model there."""
-        place = placement()
-        async with place.lock:
-            choice = await choose(backend, adapter, self._cache_dir, place.sessions)
+        place, health = placement(), recovery.health
+        choice = retreat(backend, adapter, self._cache_dir, health.stuck)
+        if afresh := choice is not None:
             claim = place.claim(choice.identity)
+        else:
+            async with place.lock:
+                choice = await choose(backend, adapter, self._cache_dir, place.sessions)
+                claim = place.claim(choice.identity)
+            afresh = health.stuck(choice.backend)
+        fault = partial(self._fault, choice.backend)
         try:
-            factory = await isolated_factory(choice.backend, isolation)
+            if afresh and await place_of(choice.backend) is not None:
+                health.start(choice.backend)
+                isolation, request = "process", replace(request, cpu_threads=1)
+            variables = variables_of(choice.drivers, request.cpu_threads)
+            factory = await isolated_factory(choice.backend, isolation, variables)
 
             def make() -> Any:
                 return factory(adapter=choice.adapter, max_in_flight=self._max_in_flight)
 
-            actor: Actor = await self._nursery.start(self._keep, make, request, on_progress, claim)
-        except BaseException:
+            actor: Actor = await self._nursery.start(self._keep, make, request, on_progress, claim, timeout_s)
+        except BaseException as error:
             claim.release()
+            if isinstance(error, SessionInitTimeout):
+                fault(error)
             raise
-        return actor
+        return Neighbours(actor, self._forget, fault)
 
     def statistics(self) -> Statistics:
         """What all sessions together have done until now, the closed ones too."""
@@ -241,15 +276,19 @@ class Scheduler(trio.abc.AsyncResource):
         request: Load,
         on_progress: Callable[[str, int, int], None] | None,
         claim: Claim,
+        timeout_s: float,
         *,
         task_status: trio.TaskStatus[Actor] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """An actor's supervisor: forgets its session when it has ended."""
         try:
-            await run_actor(make, request, on_progress, task_status=task_status)
+            await run_actor(make, request, on_progress, timeout_s, task_status=task_status)
         finally:
             claim.release()
             self._forget()
+
+    def _fault(self, backend: str, error: Exception) -> None:
+        recovery.recover(recovery.Fault(error, backend))
 
     def _forget(self) -> None:
         for key, session in tuple(self._sessions.items()):
@@ -268,7 +307,7 @@ class Scheduler(trio.abc.AsyncResource):
         if beside._home is not self._home:
             raise ValueError("beside is a session of another scheduler")
         if any(value is not None for value in taken):
-            raise ValueError("beside a session, its back end, adapter and isolation are taken: give none of them")
+            raise ValueError("beside a session, its back end, adapter, isolation and memory are taken: give none")
         beside._check()
 
 

@@ -364,7 +364,8 @@ class Session(trio.abc.AsyncResource):
     def _leave(self, run: Run) -> None:
         self._runs.discard(run)
         self._neighbours.runs.discard(run)
-        self._neighbours.hung = self._neighbours.hung or run.hung
+        if run.hung:
+            self._neighbours.hang(DeviceHung(f"{self.adapter} did not finish a run in time"))
         counts = run.ended.counts
         self._statistics += Statistics(1, 0, counts.submitted, counts.finished, counts.dropped)
         if self._closed:
@@ -407,5 +408,6 @@ class Session(trio.abc.AsyncResource):
                     raise trio.ClosedResourceError("the session was closed during the copy") from None
                 made: Array = array
                 return made
-            self._neighbours.hung = True
-        raise DeviceHung(f"{self.adapter} did not give a tensor back in time; load the model anew")
+            error = DeviceHung(f"{self.adapter} did not give a tensor back in time; load the model anew")
+            self._neighbours.hang(error)
+        raise error

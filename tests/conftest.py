@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,56 @@ def _one_probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if not os.environ.get("TRIONNX_PROBE"):
             patch.setenv("TRIONNX_PROBE", "30")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Loads may take long on a busy machine, and what got stuck in one test is sound in the next."""
+    from trionnx.scheduler import Scheduler, recovery
+
+    monkeypatch.setitem(Scheduler.load.__kwdefaults__ or {}, "init_timeout_s", 600.0)
+    yield
+    recovery.health.forget()
+
+
+def children() -> set[int]:
+    """The processes that this one has started and not reaped."""
+    found = set()
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        try:
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+        except OSError:  # the thread has just ended
+            continue
+    return found
+
+
+def holdings() -> dict[str, int]:
+    """What this process holds of the system: counted before and after."""
+    gc.collect()
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    maps = pathlib.Path("/proc/self/maps").read_text()
+    return {
+        "children": len(children()),
+        "pipes": sum(link.startswith("pipe:") for link in links),
+        "memory": maps.count("memfd:trionnx") + sum("trionnx" in link for link in links),
+        "threads": sum(thread.name.startswith("trionnx worker") for thread in threading.enumerate()),
+    }
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No process, no zombie, no descriptor, no shared memory and no thread is left by the test."""
+    before = holdings()
+    yield
+    end = time.monotonic() + 60
+    while (after := holdings()) != before and time.monotonic() < end:  # a thread that answered may yet have to end
+        time.sleep(0.005)
+    assert after == before
 
 
 @pytest.fixture

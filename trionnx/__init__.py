@@ -24,6 +24,7 @@ from .gpu.errors import (
     NoAdapter,
     OutOfDeviceMemory,
     RunTerminated,
+    SessionInitTimeout,
     UnsupportedOperator,
 )
 from .gpu.policy import TerminatePolicy
@@ -55,6 +56,7 @@ __all__ = [
     "RunTerminated",
     "Scheduler",
     "Session",
+    "SessionInitTimeout",
     "Statistics",
     "Stream",
     "TerminatePolicy",

@@ -11,11 +11,12 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import NoAdapter
+from ..errors import DeviceHung, NoAdapter
 from ..graph.target import Target
 from .drivers import apply, environment
 from .probe_child import features, found
@@ -28,6 +29,7 @@ __all__ = [
     "driver_lock",
     "fitting",
     "list_adapters",
+    "one_at_a_time",
     "restrict",
     "target_of",
 ]
@@ -40,22 +42,46 @@ HOW_TO_GET_ONE = (
     "gives a software GPU), "
     "or `pip install 'trionnx[cpu]'` and use backend=\"cpu\"."
 )
+LOCK_BOUND_S = 60.0
+"""How long a call to the drivers waits for another one, in seconds."""
+_LOOK_S = 0.05
 _only: list[tuple[str, ...]] = []
 
 
 def restrict(drivers: Sequence[str] | None) -> None:
     """Have this process open these Vulkan drivers only, by their manifests; None: all. For before the first is."""
-    with DRIVER_LOCK:
+    with one_at_a_time():
         _only[:] = [] if drivers is None else [tuple(drivers)]
 
 
 @contextlib.contextmanager
-def driver_lock() -> Iterator[None]:
-    """Hold `DRIVER_LOCK`, with the environment that drivers are to see.
+def one_at_a_time(check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold `DRIVER_LOCK`.
+
+    Args:
+        check: called during the wait; what it raises ends that.
+
+    Raises:
+        DeviceHung: whoever holds it does not come back.
+    """
+    end = time.monotonic() + LOCK_BOUND_S
+    while not DRIVER_LOCK.acquire(timeout=_LOOK_S):
+        check()
+        if time.monotonic() >= end:
+            raise DeviceHung(f"a driver has not come back for {LOCK_BOUND_S:g} s from another session's call")
+    try:
+        yield
+    finally:
+        DRIVER_LOCK.release()
+
+
+@contextlib.contextmanager
+def driver_lock(check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold `DRIVER_LOCK` as `one_at_a_time` does, with the environment that drivers are to see.
 
     That is what `restrict` says, and the variable whose lack Mesa complains of on standard error.
     """
-    with DRIVER_LOCK:
+    with one_at_a_time(check):
         change = environment(_only[0]) if _only else {}
         if sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ:
             change["XDG_RUNTIME_DIR"] = tempfile.gettempdir()

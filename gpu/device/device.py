@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import OutOfDeviceMemory
 from ..kernels.kernel import Program
-from .adapters import DRIVER_LOCK, AdapterInfo, adapter_features, driver_lock, target_of
+from .adapters import AdapterInfo, adapter_features, driver_lock, one_at_a_time, target_of
 from .half import measure_half
 from .shader import checks_for, make_module
 from .staging import Staging
@@ -44,13 +45,21 @@ class Device:
     Args:
         info: its adapter.
         f16: whether float16 is going to be computed with.
+        check: called while another session's call to the drivers is waited for; what it raises ends the wait.
+        memory_limit_bytes: of `bytes`; None: what the device has.
 
     Attributes:
         info: its adapter. target: facts for kernels. bytes: device memory that is allocated now.
         uploaded, read_back: bytes that have gone to the device, and come from it, since it was made.
     """
 
-    def __init__(self, info: AdapterInfo, f16: bool = True) -> None:
+    def __init__(
+        self,
+        info: AdapterInfo,
+        f16: bool = True,
+        check: Check = lambda: None,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
         from wgpu.backends.wgpu_native import _api, ffi, lib
 
         self.info, self.target = info, target_of(info)
@@ -63,7 +72,8 @@ class Device:
             "max-storage-buffer-binding-size": self.target.max_binding_bytes,
             "max-buffer-size": info._adapter.limits["max-buffer-size"],
         }
-        with driver_lock():
+        self._most_bytes = memory_limit_bytes
+        with driver_lock(check):
             self.native = info._adapter.request_device_sync(
                 label="trionnx", required_features=adapter_features(info, self.target.f16), required_limits=limits
             )
@@ -89,6 +99,10 @@ class Device:
 
     def buffer(self, nbytes: int, usage: int = STORAGE | COPY_SRC | COPY_DST) -> Any:
         """A new buffer. Raises OutOfDeviceMemory (translated by the engine)."""
+        if self._most_bytes is not None and self.bytes + nbytes > self._most_bytes:
+            raise OutOfDeviceMemory(
+                f"{nbytes} bytes more than the {self.bytes} that are there would pass the limit of {self._most_bytes}"
+            )
         made = self.native.create_buffer(size=nbytes, usage=usage)
         self.bytes += nbytes
         return made
@@ -166,7 +180,7 @@ class Device:
 
     def compile(self, program: Program) -> Pipeline:
         """A pipeline that is not kept."""
-        with DRIVER_LOCK:
+        with one_at_a_time():
             group_layout, layout = self._layout(program)
             module = make_module(self.native, program.name, program.wgsl, checks_for(self.info.backend))
             native = self.native.create_compute_pipeline(
@@ -239,6 +253,6 @@ class Device:
         if self._staging is not None:
             self._staging.release()
             self._staging = None
-        with DRIVER_LOCK:
+        with one_at_a_time():
             self.native.destroy()
             self.native._release()

@@ -189,7 +189,7 @@ class WebGpuEngine:
         check_operators(model, check)
         if not request.allow_host_steps:
             check_kernels(model, check)
-        device = self._device or self._open(request, model, check)
+        device = self._device or self._open(request, model, check, report)
         self._planners[request.model] = Planner(model, device.target, request.allow_host_steps)
         shapes = _fixed_shapes(model, request.input_shapes)
         if shapes is not None:
@@ -206,11 +206,14 @@ class WebGpuEngine:
             identity=device.info.identity,
         )
 
-    def _open(self, request: Load, model: Model, check: Callable[[], None]) -> Device:
+    def _open(
+        self, request: Load, model: Model, check: Callable[[], None], report: Callable[[str, int, int], None]
+    ) -> Device:
         selector = self._selector
+        report("open", 0, 1)
         info = selector if isinstance(selector, AdapterInfo) else choose_adapter(selector)
         check()
-        device = self._device = Device(info, model.graph.has_float16())
+        device = self._device = Device(info, model.graph.has_float16(), check, request.memory_limit_bytes)
         self._thread.wait_for = device.wait
         self._clock = Clock.of(device)
         if self._count:

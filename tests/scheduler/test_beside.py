@@ -165,11 +165,11 @@ async def test_a_scheduler_closed_during_a_load_beside(autojump_clock: MockClock
 async def test_what_beside_takes(autojump_clock: MockClock) -> None:
     async with trionnx.open_scheduler(backend="fake") as scheduler, trionnx.open_scheduler(backend="fake") as other:
         one = await scheduler.load(FakeModel())
-        with pytest.raises(ValueError, match="its back end, adapter and isolation are taken"):
+        with pytest.raises(ValueError, match="its back end, adapter, isolation and memory are taken"):
             await scheduler.load(FakeModel(), beside=one, backend="fake")
-        with pytest.raises(ValueError, match="its back end, adapter and isolation are taken"):
+        with pytest.raises(ValueError, match="its back end, adapter, isolation and memory are taken"):
             await scheduler.load(FakeModel(), beside=one, adapter=0)
-        with pytest.raises(ValueError, match="its back end, adapter and isolation are taken"):
+        with pytest.raises(ValueError, match="its back end, adapter, isolation and memory are taken"):
             await scheduler.load(FakeModel(), beside=one, isolation="process")
         with pytest.raises(ValueError, match="another scheduler"):
             await other.load(FakeModel(), beside=one)
