@@ -23,9 +23,10 @@ import trio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import peer
 import rival
 import sharing
+
+import peer
 import trionnx
 import works
 from trionnx.cli.console import milliseconds, output, quiet_drivers, table

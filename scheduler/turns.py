@@ -227,11 +227,11 @@ def _after(state: State, event: Event, now: float) -> State:
             asks = held.pop(event.run, ())
             if kept := asks[: event.in_flight]:
                 held[event.run] = kept
-            used = state.used
+            left = state.used
             for ask in asks[len(kept) :]:
-                used = _charged(used, ask, -ask.cost_s)
+                left = _charged(left, ask, -ask.cost_s)
             waiting = tuple(waiter for waiter in state.waiting if waiter[0].run != event.run)
-            return replace(state, waiting=waiting, held=held, paused=state.paused - {event.run}, used=used)
+            return replace(state, waiting=waiting, held=held, paused=state.paused - {event.run}, used=left)
         case Hold():
             return replace(state, paused=state.paused | {event.run})
         case Release():
