@@ -10,15 +10,37 @@ Rules, in this order:
 5. Then the share that has used the least of the adapter for its weight.
 6. Then who asked first.
 A run that is held gets no turn until it is released.
+
+What a share has used counts from the least that any share in action has. Who went away for a moment keeps its
+claim, or its debt; who sleeps while the others use `LAG_S` loses both, and nobody runs up more of a debt.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Ask", "Event", "Hold", "Leave", "Outcome", "Release", "Return", "State", "decide"]
+__all__ = [
+    "LAG_S",
+    "Ask",
+    "Event",
+    "Hold",
+    "Leave",
+    "Outcome",
+    "Release",
+    "Return",
+    "State",
+    "decide",
+    "needed_s",
+    "urgent",
+]
+
+LAG_S = 0.2
+"""Seconds of use, by weight, that a share may lag behind another and be made up for; also of idleness: then all
+begin anew."""
+
+Waiter = tuple["Ask", float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +108,15 @@ class State:
         waiting: who waits, and since when, in the order of asking.
         held: run -> its turns that are granted and not returned; none empty.
         paused: runs that get no turn for now.
-        used: share -> seconds used, by its weight; forgotten when nobody is there.
+        used: share -> seconds used, by its weight, more than the least in action; less than 0 for who is away.
+        idle_since: when the last run left.
     """
 
-    waiting: tuple[tuple[Ask, float], ...] = ()
+    waiting: tuple[Waiter, ...] = ()
     held: Mapping[int, tuple[Ask, ...]] = field(default_factory=dict)
     paused: frozenset[int] = frozenset()
     used: Mapping[int, float] = field(default_factory=dict)
+    idle_since: float = -math.inf
 
     @property
     def in_flight(self) -> int:
@@ -134,13 +158,13 @@ def decide(state: State, event: Event, now: float, aging_s: float = math.inf) ->
         if not ready:
             break
         runs = state.runs - (state.paused - state.held.keys())
-        first = min(ready, key=lambda waiter: _rank(state, waiter, now, aging_s))
+        first = urgent(ready, state.used, now, aging_s)
         ask = first[0]
         if state.in_flight >= ask.limit + (ask.ahead if runs == {ask.run} else 0):
             break
         waiting = tuple(waiter for waiter in state.waiting if waiter is not first)
         held = {**state.held, ask.run: (*state.held.get(ask.run, ()), ask)}
-        used = {**state.used, ask.share: state.used[ask.share] + ask.cost_s / ask.weight}
+        used = _charged(state.used, ask, ask.cost_s)
         state = replace(state, waiting=waiting, held=held, used=used)
         granted.append(ask.run)
     recalled: tuple[int, ...] = ()
@@ -152,16 +176,42 @@ def decide(state: State, event: Event, now: float, aging_s: float = math.inf) ->
             if run != event.run and len(more) >= ask.limit and ask.priority <= mine
         ]
         recalled = tuple(ahead)
-    return Outcome(state, tuple(granted), recalled)
+    return Outcome(_evened(state, now), tuple(granted), recalled)
+
+
+def urgent(waiting: Iterable[Waiter], used: Mapping[int, float], now: float, aging_s: float) -> Waiter:
+    """The one of several that goes first, by rules 2 to 6.
+
+    Args:
+        waiting: who waits and since when, in the order of asking; not empty.
+        used: share -> seconds used, by its weight; 0 where it is not in there.
+        now: by the clock of deadlines.
+        aging_s: how long one waits at most while others with a higher claim come.
+    """
+
+    def rank(waiter: Waiter) -> tuple[float, int, float, float]:
+        ask, since = waiter
+        starved = since if now - since >= aging_s else math.inf
+        return starved, -ask.priority, ask.deadline, used.get(ask.share, 0.0)
+
+    return min(waiting, key=rank)
+
+
+def needed_s(mine: Ask, others: Iterable[Ask]) -> float:
+    """Estimated seconds until a run is through, where each run's `left_s` is what remains of it.
+
+    Those count that go before it: of a higher priority, or of the same one and not of a later deadline.
+    """
+    before = (-mine.priority, mine.deadline)
+    return mine.left_s + sum(ask.left_s for ask in others if (-ask.priority, ask.deadline) <= before)
 
 
 def _after(state: State, event: Event, now: float) -> State:
     match event:
         case Ask():
-            active = [state.used[ask.share] for ask, _ in state.waiting]
-            active += [state.used[asks[0].share] for asks in state.held.values()]
-            least = min(active, default=0.0)
-            used = {**state.used, event.share: max(state.used.get(event.share, least), least)}
+            idle = not state.waiting and not state.held and now - state.idle_since >= LAG_S
+            used = {} if idle else dict(state.used)
+            used.setdefault(event.share, 0.0)
             return replace(state, waiting=(*state.waiting, (event, now)), used=used)
         case Return():
             held = dict(state.held)
@@ -170,33 +220,41 @@ def _after(state: State, event: Event, now: float) -> State:
                 return state
             if asks[1:]:
                 held[event.run] = asks[1:]
-            used = dict(state.used)
-            if event.took_s is not None:
-                ask = asks[0]
-                more = (event.took_s - ask.cost_s) / ask.weight
-                used[ask.share] += more
-            return _settled(replace(state, held=held, used=used))
+            more_s = 0.0 if event.took_s is None else event.took_s - asks[0].cost_s
+            return replace(state, held=held, used=_charged(state.used, asks[0], more_s))
         case Leave():
             held = dict(state.held)
-            kept = held.pop(event.run, ())[: event.in_flight]
-            if kept:
+            asks = held.pop(event.run, ())
+            if kept := asks[: event.in_flight]:
                 held[event.run] = kept
+            left = state.used
+            for ask in asks[len(kept) :]:
+                left = _charged(left, ask, -ask.cost_s)
             waiting = tuple(waiter for waiter in state.waiting if waiter[0].run != event.run)
-            return _settled(replace(state, waiting=waiting, held=held, paused=state.paused - {event.run}))
+            return replace(state, waiting=waiting, held=held, paused=state.paused - {event.run}, used=left)
         case Hold():
             return replace(state, paused=state.paused | {event.run})
         case Release():
             return replace(state, paused=state.paused - {event.run})
 
 
-def _settled(state: State) -> State:
-    return state if state.waiting or state.held else replace(state, used={})
+def _charged(used: Mapping[int, float], ask: Ask, seconds: float) -> Mapping[int, float]:
+    """With so many seconds more used by a run's share; no earlier debt of more than `LAG_S` is kept."""
+    before = used.get(ask.share, 0.0)
+    return {**used, ask.share: (min(before, LAG_S) if seconds > 0 else before) + seconds / ask.weight}
 
 
-def _rank(
-    state: State, waiter: tuple[Ask, float], now: float, aging_s: float
-) -> tuple[float, int, float, float]:
-    """The least goes first; equals in the order of asking."""
-    ask, since = waiter
-    starved = since if now - since >= aging_s else math.inf
-    return starved, -ask.priority, ask.deadline, state.used[ask.share]
+def _evened(state: State, now: float) -> State:
+    """What is used, counted anew from the least in action; who is away and has nothing to claim is forgotten."""
+    there = {asks[0].share for asks in state.held.values()}
+    there |= {ask.share for ask, _ in state.waiting if ask.run not in state.paused}
+    least = min((state.used[share] for share in there), default=0.0)
+    kept = there | {ask.share for ask, _ in state.waiting}
+    used = {
+        share: max(seconds - least, -LAG_S)
+        for share, seconds in state.used.items()
+        if share in kept or (seconds != least and seconds - least > -LAG_S)
+    }
+    if state.waiting or state.held or not used:
+        return replace(state, used=used, idle_since=-math.inf)
+    return replace(state, used=used, idle_since=now if state.idle_since == -math.inf else state.idle_since)
