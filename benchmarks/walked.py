@@ -52,8 +52,10 @@ class WalkedEngine(WebGpuEngine):
         self.blocks: list[Block] = []
         self.walked: WalkedDevice | None = None
 
-    def _open(self, request: Load, model: Model, check: Callable[[], None]) -> Device:
-        device = super()._open(request, model, check)
+    def _open(
+        self, request: Load, model: Model, check: Callable[[], None], report: Callable[[str, int, int], None]
+    ) -> Device:
+        device = super()._open(request, model, check, report)
         self.walked = WalkedDevice(device)
         return device
 

@@ -17,6 +17,7 @@ __all__ = [
     "InvalidModel",
     "NoAdapter",
     "OutOfDeviceMemory",
+    "RunRefused",
     "RunStopped",
     "RunTerminated",
     "SessionInitTimeout",
@@ -108,6 +109,23 @@ class DeviceLost(RuntimeError):
 
 class DeviceHung(RuntimeError):
     """The GPU did not finish what was in flight within the bound; the session is unusable."""
+
+
+class RunRefused(Exception):
+    """A run cannot be over by its deadline, so it was not begun: see `open_scheduler(admission=True)`.
+
+    Attributes:
+        needed_s: seconds of device time that it takes, with what goes before it, as earlier runs took.
+        left_s: seconds until the deadline of the caller's scopes.
+    """
+
+    def __init__(self, needed_s: float, left_s: float) -> None:
+        super().__init__(needed_s, left_s)
+        self.needed_s = needed_s
+        self.left_s = left_s
+
+    def __str__(self) -> str:
+        return f"the run takes about {self.needed_s:.3g} s with what goes before it, and its deadline is in {self.left_s:.3g} s"
 
 
 class SessionInitTimeout(TimeoutError):

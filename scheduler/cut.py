@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import BlockView, Cursor, Finished, StepView
 
-__all__ = ["SLACK", "SLACK_S", "Piece", "PieceTable", "advance", "cost", "count_segments", "cut", "pieces"]
+__all__ = ["KEPT", "SLACK", "SLACK_S", "Piece", "PieceTable", "advance", "cost", "count_segments", "cut", "pieces"]
 
 SLACK, SLACK_S = 0.5, 0.005
 """How far a segment may be estimated over the interval: a part of it, and at most so many seconds."""

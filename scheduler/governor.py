@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Protocol
 
 import trio
 
-from .turns import Ask, Event, Hold, Leave, Release, Return, State, decide
+from .turns import Ask, Event, Hold, Leave, Release, Return, State, decide, needed_s
 
 __all__ = ["Governor", "Taker", "governor_of"]
 
 
 class Taker(Protocol):
     """A run, as its governor sees it. What it is told must not raise, and must not call the governor."""
+
+    @property
+    def remaining_s(self) -> float:
+        """Estimated seconds of what has not finished."""
+        raise NotImplementedError
 
     def granted(self) -> None:
         """It has the turn that it asked for."""
@@ -55,6 +61,13 @@ class Governor:
         """Ask for one turn; the taker is told when it has it, perhaps at once. It has no other question open."""
         self._takers[ask.run] = taker
         self._feed(ask)
+
+    def needed_s(self, ask: Ask) -> float:
+        """Estimated seconds until a run that asks for its first turn is through, those counted that go before it."""
+        newest = {run: held[-1] for run, held in self.state.held.items()}
+        newest |= {waiter.run: waiter for waiter, _ in self.state.waiting}
+        others = (replace(other, left_s=self._takers[run].remaining_s) for run, other in newest.items())
+        return needed_s(ask, (other for other in others if other.run != ask.run))
 
     def returned(self, run: int, took_s: float | None) -> None:
         """A segment of the run was answered: its turn is free."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import trio
 
 from ..actors import Actor
-from ..gpu.errors import DeviceHung, RunStopped, RunTerminated
+from ..gpu.errors import DeviceHung, RunRefused, RunStopped, RunTerminated
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Begin, BlockView, Cursor, Dropped, Ended, Failed, Fenced, Finished, Reply, Segment, TensorRef
 from . import cut
@@ -41,10 +41,14 @@ Pieces = Callable[[BlockView], Mapping[Cursor, cut.Piece]]
 
 
 class Share(NamedTuple):
-    """Whose use of an adapter a run counts as: a session's, and how much it is to have beside others."""
+    """Whose use of an adapter a run counts as: a session's, and how much it is to have beside others.
+
+    With `admission`, its runs are refused that cannot be over by their deadlines.
+    """
 
     number: int
     weight: float
+    admission: bool = False
 
 
 class Run:
@@ -67,6 +71,7 @@ class Run:
         share: Share,
         model: int = 0,
         keep: tuple[str, ...] = (),
+        left_s: float = 0.0,
     ) -> None:
         self._actor = actor
         self._governor = governor
@@ -91,11 +96,22 @@ class Run:
         self._places: dict[int, tuple[BlockView, Cursor, float]] = {}
         self._recalled = self._rewound = 0
         self._granted = False
-        self._left_s = 0.0
+        self._left_s, self._spent_s = left_s, 0.0
+        self._known = left_s > 0
         self._eager = options.on_progress is not None
         self.scope = trio.CancelScope()
         self.ended = Ended(self._number)
         self.hung = False
+
+    @property
+    def remaining_s(self) -> float:
+        """Estimated seconds of what has not finished; before the run has begun, what one like it took."""
+        return self._left_s + sum(cost_s for _, _, cost_s in self._places.values())
+
+    @property
+    def spent_s(self) -> float:
+        """Estimated seconds of what was handed over."""
+        return self._spent_s
 
     @property
     def waits(self) -> bool:
@@ -144,6 +160,7 @@ class Run:
         feeds: Mapping[str, Any],
         wanted: tuple[str, ...],
         deliver: Deliver | None = None,
+        before_s: float = 0.0,
     ) -> list[Any]:
         """Wait for the session, run, drain.
 
@@ -153,6 +170,7 @@ class Run:
             feeds: arrays by name.
             wanted: names of outputs.
             deliver: called with each output wanted as soon as it is there.
+            before_s: estimated seconds of the runs that the session does first.
 
         Returns:
             The outputs, in the order wanted, a `TensorRef` of each that is kept; None for those that were not
@@ -161,6 +179,7 @@ class Run:
         Raises:
             RunTerminated: `terminate` came first.
             trio.ClosedResourceError: `close` came first.
+            RunRefused: it cannot be over by the caller's deadline, and its share is subject to admission.
             DeviceHung: a segment took longer than the policy bears.
             Exception: what the engine or `on_progress` failed with, where that came first.
 
@@ -173,6 +192,7 @@ class Run:
         try:
             try:
                 with self.scope:
+                    self._admit(before_s + self._left_s)
                     if is_slow(feeds):
                         feeds = await trio.to_thread.run_sync(pack, feeds, abandon_on_cancel=True)
                     await lock.acquire()
@@ -213,6 +233,8 @@ class Run:
         request = Begin(self._number, given, wanted, self._policy, profile, self._model, self._keep)
         self._enter(await self._actor.begin(request))
         self._begun = True
+        if isinstance(self._place, tuple):
+            self._admit(self._governor.needed_s(self._ask()))
         with self._flight.watch:
             while await self._next():
                 if deliver is not None:
@@ -308,10 +330,15 @@ class Run:
                 raise RuntimeError("the engine decided nothing at the end of a block")
             await self._nap()
 
-    async def _turn(self) -> None:
-        self._granted = False
-        self._take_replies()  # those that came while outputs were read
-        ask = Ask(
+    def _admit(self, needed_s: float) -> None:
+        """Refuse the run where it is known to be late. What one like it took must be known."""
+        if self._share.admission and self._known:
+            left_s = min(self._flight.callers_deadline(), self._options._deadline) - trio.current_time()
+            if needed_s > left_s:
+                raise RunRefused(needed_s, left_s)
+
+    def _ask(self) -> Ask:
+        return Ask(
             self._number,
             self._policy.max_in_flight,
             AHEAD,
@@ -322,7 +349,11 @@ class Run:
             self._piece().cost_s,
             self._left_s,
         )
-        self._governor.ask(self, ask)
+
+    async def _turn(self) -> None:
+        self._granted = False
+        self._take_replies()  # those that came while outputs were read
+        self._governor.ask(self, self._ask())
         while not self._granted or self._recalled:
             await self._nap()
             self._take_replies()
@@ -381,7 +412,9 @@ class Run:
             raise RunStopped
         block, start, _ = self._places[seq]
         for later in [number for number in self._places if number >= seq]:
-            self._left_s += self._places.pop(later)[2]
+            cost_s = self._places.pop(later)[2]
+            self._left_s += cost_s
+            self._spent_s -= cost_s
         self._rewound, self._recalled = self._recalled, 0
         self._go_to((block, start))
 
@@ -403,6 +436,7 @@ class Run:
         self._seq += 1
         self._places[segment.seq] = block, start, piece.cost_s
         self._left_s -= piece.cost_s
+        self._spent_s += piece.cost_s
         self._flight.takes_off(segment.seq, piece.cost_s, block.steps[start.step].kind)
         self._go_to(cut.advance(block, piece.stop))
 

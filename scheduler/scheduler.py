@@ -52,9 +52,11 @@ class Scheduler(trio.abc.AsyncResource):
         cache_dir: str | os.PathLike[str] | None,
         isolation: Isolation = "thread",
         batch_wait_s: float = 0.0,
+        admission: bool = False,
     ) -> None:
         self._nursery = nursery
         self._batch_wait_s = batch_wait_s
+        self._admission = admission
         self._aging_s = aging_s
         self._policy = policy
         self._backend = backend
@@ -182,7 +184,7 @@ class Scheduler(trio.abc.AsyncResource):
                         loaded = await neighbours.load(request, on_progress, init_timeout_s)
                     session = self._sessions[neighbours.actor.number, model] = Session(
                         *(neighbours, self._home, policy, self._max_in_flight, weight),
-                        *(self._aging_s, model, loaded, others),
+                        *(self._aging_s, self._admission, model, loaded, others),
                     )
                     return session
 
@@ -320,6 +322,7 @@ async def open_scheduler(
     policy: TerminatePolicy | None = None,
     max_in_flight: int = 2,
     aging_s: float = 1.0,
+    admission: bool = False,
     batch_wait_s: float = 0.0,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[Scheduler]:
@@ -335,6 +338,8 @@ async def open_scheduler(
             `TerminatePolicy` has it.
         max_in_flight: segments on an adapter's queue at once, at least 1; a policy can only lower it.
         aging_s: seconds that a run waits for a turn at most while others of a higher priority come.
+        admission: whether a run is refused, with `RunRefused`, that cannot be over by its caller's deadline, as long
+            as runs with inputs of its shapes take. The first of them is always admitted.
         batch_wait_s: seconds that a run waits at most for others of its session to go with: where all inputs and the
             outputs wanted have the same named dimension first, runs are put together along it. For models whose
             rows do not depend on each other. 0: runs go by themselves.
@@ -355,6 +360,8 @@ async def open_scheduler(
     check_backend(backend, "back end")
     adapter = adapter_of(adapter)
     isolation = isolation_of(isolation)
+    if not isinstance(admission, bool):
+        raise TypeError(f"admission is True or False, not {admission!r}")
     policy = policy_of("policy", policy) or TerminatePolicy()
     max_in_flight = count_of("max_in_flight", max_in_flight)
     aging_s = positive_of("aging_s", aging_s)
@@ -366,7 +373,7 @@ async def open_scheduler(
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
             scheduler = Scheduler(
-                *(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir, isolation, batch_wait_s)
+                *(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir, isolation, batch_wait_s, admission)
             )
             try:
                 yield scheduler

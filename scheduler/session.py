@@ -17,7 +17,7 @@ from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import Explained, Free, Loaded, ModelMetadata, TensorInfo, TensorRef
 from .batch import Batches
 from .binding import IOBinding
-from .cut import PieceTable
+from .cut import KEPT, PieceTable
 from .feeds import check_feeds, check_names
 from .governor import governor_of
 from .home import Home
@@ -44,6 +44,7 @@ class Session(trio.abc.AsyncResource):
         max_in_flight: int,
         weight: float,
         aging_s: float,
+        admission: bool = False,
         model: int = 0,
         loaded: Loaded | None = None,
         replicas: Sequence[Session] = (),
@@ -60,7 +61,8 @@ class Session(trio.abc.AsyncResource):
         self._pieces = PieceTable()
         self._governor = governor_of(self._loaded.identity or f"{self._loaded.backend}: {self._loaded.adapter}")
         self._governor.aging_s = min(aging_s, self._governor.aging_s)
-        self._share = Share(self._governor.new_run(), weight)
+        self._share = Share(self._governor.new_run(), weight, admission)
+        self._known_s: dict[tuple[tuple[str, tuple[int, ...]], ...], float] = {}
         self._runs: set[Run] = set()
         self._tensors: dict[int, int] = {}
         self._gone: trio.Event | None = None
@@ -95,6 +97,7 @@ class Session(trio.abc.AsyncResource):
         Raises:
             InvalidInput: a name, dtype or shape that the model does not take; nothing was sent.
             RunTerminated: `run_options.terminate()` was called.
+            RunRefused: with `admission`: as long as one like it took, it cannot be over by the caller's deadline.
             trio.ClosedResourceError: the session or the scheduler is closed, or was during the run; a tensor that is
                 fed is closed.
             InvalidModel, UnsupportedOperator: what only the shapes of these inputs show.
@@ -212,14 +215,21 @@ class Session(trio.abc.AsyncResource):
                 self._check_near(name, feed)
         policy = self._policy if options.policy is None else self._lowered(options.policy)
         pieces = partial(self._pieces.of, policy)
-        run = Run(self._actor, self._governor, self._home, policy, options, pieces, self._share, self._model, keep)
+        like = tuple((name, tuple(feed.shape)) for name, feed in feeds.items() if hasattr(feed, "shape"))
+        before_s = sum(other.remaining_s for other in self._neighbours.runs)
+        run = Run(
+            *(self._actor, self._governor, self._home, policy, options, pieces, self._share, self._model, keep),
+            self._known_s.get(like, 0.0),
+        )
         self._runs.add(run)
         self._neighbours.runs.add(run)
         options._runs.add(run)
 
         async def perform(deliver: Deliver | None) -> list[Any]:
             try:
-                return await run.perform(self._neighbours.lock, self._check, feeds, wanted, deliver)
+                made = await run.perform(self._neighbours.lock, self._check, feeds, wanted, deliver, before_s)
+                self._know(like, run.spent_s)
+                return made
             finally:
                 options._runs.discard(run)
                 self._leave(run)
@@ -255,6 +265,12 @@ class Session(trio.abc.AsyncResource):
         except (trio.ClosedResourceError, DeviceHung):
             return False
         return True
+
+    def _know(self, like: tuple[tuple[str, tuple[int, ...]], ...], spent_s: float) -> None:
+        """Remember what a run with inputs of these shapes took."""
+        if len(self._known_s) >= KEPT and like not in self._known_s:
+            del self._known_s[next(iter(self._known_s))]
+        self._known_s[like] = spent_s
 
     def get_inputs(self) -> list[TensorInfo]:
         """The inputs that must be fed."""

@@ -14,7 +14,7 @@ import trio
 import trionnx
 
 LIMIT_S = 300
-FINE = trionnx.TerminatePolicy(checkpoint_interval_s=0.001)
+FINE = trionnx.TerminatePolicy(poll_after="every_op")
 WEIGHT = (np.random.default_rng(1).standard_normal((96, 96)) / 10).astype(np.float32)
 FEED = {"x": np.random.default_rng(0).standard_normal((512, 96)).astype(np.float32), "w": WEIGHT}
 

@@ -247,7 +247,7 @@ async def test_a_cancel_is_felt_while_an_early_output_is_read(layers, monkeypatc
 async def test_a_cancel_while_the_device_works_costs_what_is_in_flight(watched, layers, monkeypatch, most):
     """From a fence on, by the queue's thread: at most `max_in_flight` - 1 further fences come, and no submission."""
     feed = {"x": np.ones((512, 96), np.float32)}
-    policy = trionnx.TerminatePolicy(checkpoint_interval_s=0.001)
+    policy = trionnx.TerminatePolicy(poll_after="every_op")
     async with trionnx.open_scheduler(backend="watched", policy=policy, max_in_flight=most) as scheduler:
         session = await scheduler.load(layers(12, 96))
         (right,) = await session.run(None, feed)
@@ -266,7 +266,7 @@ async def test_a_cancel_while_the_device_works_costs_what_is_in_flight(watched, 
 
 async def test_a_paused_run_lets_another_session_pass_and_gives_the_same_bits(layers):
     feed = {"x": np.random.default_rng(3).standard_normal((512, 96)).astype(np.float32)}
-    policy = trionnx.TerminatePolicy(checkpoint_interval_s=0.001)
+    policy = trionnx.TerminatePolicy(poll_after="every_op")
     with trio.fail_after(LIMIT_S):
         async with trionnx.open_scheduler(backend="webgpu", policy=policy) as scheduler:
             session, other = [await scheduler.load(layers(12, 96, seed=seed)) for seed in (0, 1)]
@@ -303,7 +303,7 @@ async def test_a_paused_run_lets_another_session_pass_and_gives_the_same_bits(la
 @pytest.mark.parametrize("way", ["cancel", "terminate", "close"])
 async def test_a_paused_run_is_stopped_like_any_other(watched, layers, way):
     feed = {"x": np.ones((512, 96), np.float32)}
-    policy = trionnx.TerminatePolicy(checkpoint_interval_s=0.001)
+    policy = trionnx.TerminatePolicy(poll_after="every_op")
     options = trionnx.RunOptions(policy=policy)
     outcome = "none"
     with trio.fail_after(LIMIT_S):

@@ -10,7 +10,7 @@ import trio
 import trionnx
 
 LIMIT_S = 300
-FINE = trionnx.TerminatePolicy(checkpoint_interval_s=0.001)
+FINE = trionnx.TerminatePolicy(poll_after="every_op")
 FEED = {"x": np.random.default_rng(0).standard_normal((1024, 96)).astype(np.float32)}
 
 
@@ -88,7 +88,7 @@ async def test_a_soft_stop_gives_what_is_there_and_it_is_right(watched, model, a
         async with trionnx.open_scheduler(backend="watched", policy=FINE) as scheduler:
             session = await scheduler.load(source)
             right = [value.tobytes() for value in await session.run(None, feed)]
-            policy = trionnx.TerminatePolicy(checkpoint_interval_s=0.001, on_terminate="stop_submit")
+            policy = trionnx.TerminatePolicy(poll_after="every_op", on_terminate="stop_submit")
             options = trionnx.RunOptions(policy=policy)
             options.on_progress = lambda done, total: options.terminate() if done == at else None
             got = await session.run(None, feed, options)

@@ -7,6 +7,8 @@ from trionnx.scheduler.turns import Ask
 
 
 class Taker:
+    remaining_s = 0.0
+
     def __init__(self) -> None:
         self.told: list[str] = []
 
