@@ -21,6 +21,7 @@ from .feeds import check_feeds, check_names
 from .governor import governor_of
 from .home import Home
 from .neighbours import Neighbours
+from .observer import Lane, Meter, Observer, Sink
 from .options import RunOptions
 from .run import Deliver, Run, Share
 from .statistics import Statistics
@@ -45,6 +46,8 @@ class Session(trio.abc.AsyncResource):
         aging_s: float,
         model: int = 0,
         loaded: Loaded | None = None,
+        sinks: tuple[Sink, ...] = (),
+        meter: Meter | None = None,
     ) -> None:
         self._neighbours = neighbours
         self._actor = neighbours.actor
@@ -57,6 +60,8 @@ class Session(trio.abc.AsyncResource):
         self._governor = governor_of(self._loaded.identity or f"{self._loaded.backend}: {self._loaded.adapter}")
         self._governor.aging_s = min(aging_s, self._governor.aging_s)
         self._share = Share(self._governor.new_run(), weight)
+        lane = Lane(self._actor.number, self._loaded.metadata.graph_name or "model", self._loaded.adapter)
+        self._observer = Observer(lane, sinks, meter or Meter())
         self._runs: set[Run] = set()
         self._tensors: dict[int, int] = {}
         self._gone: trio.Event | None = None
@@ -199,7 +204,10 @@ class Session(trio.abc.AsyncResource):
                 self._check_near(name, feed)
         policy = self._policy if options.policy is None else self._lowered(options.policy)
         pieces = partial(self._pieces.of, policy)
-        run = Run(self._actor, self._governor, self._home, policy, options, pieces, self._share, self._model, keep)
+        governor, share = self._governor, self._share
+        run = Run(
+            *(self._actor, governor, self._home, policy, options, pieces, share, self._observer, self._model, keep)
+        )
         self._runs.add(run)
         self._neighbours.runs.add(run)
         options._runs.add(run)
@@ -264,11 +272,15 @@ class Session(trio.abc.AsyncResource):
         return list(self._actor.explain(self._model))
 
     def statistics(self) -> Statistics:
-        """What the session has done until now."""
+        """What the session does now and has done until now."""
         return self._statistics + Statistics(
             queued=sum(run.waits for run in self._runs),
             tensors=len(self._tensors),
             tensor_bytes=sum(self._tensors.values()),
+            running=sum(not run.waits for run in self._runs),
+            in_flight=self._observer.meter.in_flight,
+            device_bytes=self._actor.device_bytes,
+            busy_share=self._observer.meter.share(trio.current_time()),
         )
 
     def close(self) -> None:
@@ -310,7 +322,11 @@ class Session(trio.abc.AsyncResource):
         self._neighbours.runs.discard(run)
         self._neighbours.hung = self._neighbours.hung or run.hung
         counts = run.ended.counts
-        self._statistics += Statistics(1, 0, counts.submitted, counts.finished, counts.dropped)
+        self._statistics += Statistics(
+            *(1, 0, counts.submitted, counts.finished, counts.dropped),
+            cancels=run.outcome in ("cancelled", "terminated", "closed"),
+            failures=run.outcome == "failed",
+        )
         if self._closed:
             self._give_back()
 
