@@ -203,6 +203,11 @@ class Actor:
         if run in self._stops:
             self._engine.recall(run, seq)
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of buffers on the device now; 0 where the engine does not say."""
+        return getattr(self._engine, "device_bytes", 0)
+
     def explain(self, model: int = 0) -> tuple[Explained, ...]:
         """Where each node of a model's newest plan runs."""
         return self._engine.explain(model) if model else self._engine.explain()

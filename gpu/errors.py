@@ -125,7 +125,8 @@ class RunRefused(Exception):
         self.left_s = left_s
 
     def __str__(self) -> str:
-        return f"the run takes about {self.needed_s:.3g} s with what goes before it, and its deadline is in {self.left_s:.3g} s"
+        with_all = f"{self.needed_s:.3g} s with what goes before it"
+        return f"the run takes about {with_all}, and its deadline is in {self.left_s:.3g} s"
 
 
 class SessionInitTimeout(TimeoutError):

@@ -7,6 +7,7 @@ cancel scopes. It does not know what an engine is, nor how turns are shared out.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ from .feeds import is_slow, pack
 from .flight import Flight
 from .governor import Governor
 from .home import Home
+from .observer import Observer, Outcome
 from .options import RunOptions
 from .tensor import current
 from .turns import Ask
@@ -58,6 +60,7 @@ class Run:
         scope: the run's own cancel scope, which `terminate` and `close` cancel.
         ended: what the engine said at the end: what became of the segments.
         hung: whether the device did not come back within a bound.
+        outcome: how it ended, once it has.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Run:
         options: RunOptions,
         pieces: Pieces,
         share: Share,
+        observer: Observer,
         model: int = 0,
         keep: tuple[str, ...] = (),
         left_s: float = 0.0,
@@ -80,6 +84,7 @@ class Run:
         self._options = options
         self._pieces = pieces
         self._share = share
+        self._observer = observer
         self._model, self._keep = model, keep
         self._number = governor.new_run()
         # What came first; setdefault is atomic, so that any thread may try.
@@ -98,10 +103,12 @@ class Run:
         self._granted = False
         self._left_s, self._spent_s = left_s, 0.0
         self._known = left_s > 0
-        self._eager = options.on_progress is not None
+        self._eager = options.on_progress is not None or observer.listened
         self.scope = trio.CancelScope()
         self.ended = Ended(self._number)
         self.hung = False
+        self.outcome: Outcome = "whole"
+        observer.tell("called", self._number, options.tag)
 
     @property
     def remaining_s(self) -> float:
@@ -205,7 +212,9 @@ class Run:
             if outputs is None and self._stops_softly():
                 outputs = await self._what_was_reached(wanted, deliver)
         finally:
+            self.outcome = self._how(outputs)
             await self._leave(outputs or {})
+            self._observer.tell("ended", self._number, self.outcome, self.ended.counts)
             if mine:
                 lock.release()
         if outputs is not None:
@@ -227,6 +236,7 @@ class Run:
         self, feeds: Mapping[str, Any], wanted: tuple[str, ...], deliver: Deliver | None
     ) -> Mapping[str, Any] | None:
         self._asked = True
+        self._observer.tell("begun", self._number)
         self._eager = self._eager or deliver is not None
         given = current(pack(feeds))
         profile = self._options.profile
@@ -288,10 +298,18 @@ class Run:
         await trio.lowlevel.checkpoint_if_cancelled()
         return dict.fromkeys(wanted) | self._outputs
 
+    def _how(self, outputs: Mapping[str, Any] | None) -> Outcome:
+        reason = self._first.get(None)
+        if outputs is None and trio.current_effective_deadline() == -math.inf:
+            return "cancelled"
+        return "whole" if reason == "read" else reason or "cancelled"
+
     async def _leave(self, outputs: Mapping[str, Any]) -> None:
         """Hand nothing more over, and wait for what is in flight. Of what was kept, what is in `outputs` stays."""
         kept = tuple(value for value in outputs.values() if isinstance(value, TensorRef))
         self._over = True
+        if self.outcome != "whole":
+            self._observer.tell("stops", self._number, self.outcome)
         self._governor.leave(self._number, len(self._flight))
         if not self._asked:
             return
@@ -354,9 +372,14 @@ class Run:
         self._granted = False
         self._take_replies()  # those that came while outputs were read
         self._governor.ask(self, self._ask())
+        waits = not self._granted
+        if waits:
+            self._observer.tell("waits", self._number)
         while not self._granted or self._recalled:
             await self._nap()
             self._take_replies()
+        if waits:
+            self._observer.tell("granted", self._number)
 
     def granted(self) -> None:
         """The governor gives the turn that was asked for."""
@@ -438,11 +461,13 @@ class Run:
         self._left_s -= piece.cost_s
         self._spent_s += piece.cost_s
         self._flight.takes_off(segment.seq, piece.cost_s, block.steps[start.step].kind)
+        self._observer.handed(self._number, segment.seq, block.steps[start.step].kind)
         self._go_to(cut.advance(block, piece.stop))
 
         def on_reply(reply: Reply) -> None:
             took_s = reply.gpu_s if isinstance(reply, Fenced) else None
             self._flight.lands(segment.seq, took_s)
+            self._observer.answered(self._number, segment.seq, reply)
             self._governor.returned(self._number, 0.0 if isinstance(reply, Dropped) else took_s)
             self._replies.append(reply)
             self._wake()

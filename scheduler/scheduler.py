@@ -21,13 +21,16 @@ from . import recovery
 from .arguments import adapter_of, callback_of, count_of, folder_of, policy_of, positive_of, shapes_of
 from .backends import check_backend, choose, retreat
 from .batch import Batches
+from .exposed import expose as expose_statistics
 from .home import Home
 from .isolation import Isolation, isolated_factory, isolation_of, place_of, variables_of
 from .neighbours import Neighbours
+from .observer import Meter, Sink
 from .placement import Claim, placement
 from .run import BEGIN_BOUND_S
 from .session import Session
 from .statistics import Statistics
+from .trace import Trace
 
 __all__ = ["Scheduler", "open_scheduler"]
 
@@ -53,6 +56,7 @@ class Scheduler(trio.abc.AsyncResource):
         isolation: Isolation = "thread",
         batch_wait_s: float = 0.0,
         admission: bool = False,
+        sinks: tuple[Sink, ...] = (),
     ) -> None:
         self._nursery = nursery
         self._batch_wait_s = batch_wait_s
@@ -70,6 +74,8 @@ class Scheduler(trio.abc.AsyncResource):
         self._sessions: dict[tuple[int, int], Session] = {}
         self._changed = trio.Event()
         self._past = Statistics()
+        self._sinks = sinks
+        self._meter = Meter()
 
     async def load(
         self,
@@ -185,6 +191,8 @@ class Scheduler(trio.abc.AsyncResource):
                     session = self._sessions[neighbours.actor.number, model] = Session(
                         *(neighbours, self._home, policy, self._max_in_flight, weight),
                         *(self._aging_s, self._admission, model, loaded, others),
+                        sinks=self._sinks,
+                        meter=self._meter,
                     )
                     return session
 
@@ -251,8 +259,11 @@ class Scheduler(trio.abc.AsyncResource):
         return Neighbours(actor, self._forget, fault)
 
     def statistics(self) -> Statistics:
-        """What all sessions together have done until now, the closed ones too."""
-        return sum((session._own_statistics() for session in self._sessions.values()), self._past)
+        """What all sessions together do now and have done until now, the closed ones too."""
+        total = sum((session._own_statistics() for session in self._sessions.values()), self._past)
+        actors = {session._actor for session in self._sessions.values()}
+        device_bytes = sum(actor.device_bytes for actor in actors)
+        return replace(total, device_bytes=device_bytes, busy_share=self._meter.share(trio.current_time()))
 
     async def aclose(self) -> None:
         """Stop and drain every session, and close them. No effect on a closed scheduler.
@@ -271,6 +282,11 @@ class Scheduler(trio.abc.AsyncResource):
         await trio.lowlevel.checkpoint()
         while self._loads or self._sessions:
             await self._changed.wait()
+
+    def _look(self) -> tuple[tuple[str, ...], Statistics]:
+        """The sessions, for people, and the statistics."""
+        lanes = [session._observer.lane for session in self._sessions.values()]
+        return tuple(f"{lane.model} on {lane.adapter}" for lane in lanes), self.statistics()
 
     async def _keep(
         self,
@@ -295,7 +311,8 @@ class Scheduler(trio.abc.AsyncResource):
     def _forget(self) -> None:
         for key, session in tuple(self._sessions.items()):
             if session._actor.closed.is_set() or (session._gone is not None and session._gone.is_set()):
-                self._past += self._sessions.pop(key)._own_statistics()
+                last = self._sessions.pop(key)._own_statistics()
+                self._past += replace(last, device_bytes=0, busy_share=0.0)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -325,6 +342,8 @@ async def open_scheduler(
     admission: bool = False,
     batch_wait_s: float = 0.0,
     cache_dir: str | os.PathLike[str] | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    expose: bool | None = None,
 ) -> AsyncIterator[Scheduler]:
     """Open a scheduler, for ``async with``; leaving stops and drains every session.
 
@@ -345,6 +364,10 @@ async def open_scheduler(
             rows do not depend on each other. 0: runs go by themselves.
         cache_dir: the folder where it is remembered which drivers work; None: what ``TRIONNX_CACHE_DIR`` says,
             else the user's cache folder. It need not exist; where it cannot be written, nothing is remembered.
+        trace: a file to be written when the scheduler is left, in whatever way, with what its runs did, in Chrome's
+            JSON format. Until then it is kept in memory. Each segment then wakes Trio's thread.
+        expose: let ``trionnx top`` show the statistics: they are written to a file of this user's alone, twice a
+            second. None: where ``TRIONNX_EXPOSE`` is 1.
 
     Yields:
         The scheduler.
@@ -353,6 +376,7 @@ async def open_scheduler(
         ValueError: an unknown name of a back end or of an isolation, `max_in_flight` below 1, an `aging_s`
             that is not positive, or a `batch_wait_s` below 0.
         TypeError: an argument is of a wrong kind.
+        OSError: the trace cannot be written, or its folder is not there; likewise of what is to be exposed.
         RuntimeError: called outside Trio.
 
     **Cancellation:** leaving is shielded and bounded; what hangs is abandoned.
@@ -368,18 +392,28 @@ async def open_scheduler(
     if batch_wait_s != 0:
         batch_wait_s = positive_of("batch_wait_s", batch_wait_s)
     folder_of("cache_dir", cache_dir)
+    if not (expose is None or isinstance(expose, bool)):
+        raise TypeError(f"expose is True, False or None, not {expose!r}")
+    tracer = None if trace is None else Trace(folder_of("trace", trace) or "")
+    sinks: tuple[Sink, ...] = () if tracer is None else (tracer.note,)
     await trio.lowlevel.checkpoint()
     error: BaseException
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
             scheduler = Scheduler(
-                *(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir, isolation, batch_wait_s, admission)
+                *(nursery, backend, adapter, policy, max_in_flight, aging_s, cache_dir, isolation),
+                *(batch_wait_s, admission, sinks),
             )
             try:
+                if os.environ.get("TRIONNX_EXPOSE") == "1" if expose is None else expose:
+                    await nursery.start(expose_statistics, scheduler._look)
                 yield scheduler
             finally:
                 with trio.move_on_after(EXIT_BOUND_S, shield=True):
                     await scheduler.aclose()
+                if tracer is not None:
+                    with trio.CancelScope(shield=True):
+                        await trio.to_thread.run_sync(tracer.write)
                 nursery.cancel_scope.cancel()
         return
     except BaseExceptionGroup as group:

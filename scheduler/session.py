@@ -22,6 +22,7 @@ from .feeds import check_feeds, check_names
 from .governor import governor_of
 from .home import Home
 from .neighbours import Neighbours
+from .observer import Lane, Meter, Observer, Sink
 from .options import RunOptions
 from .run import Deliver, Run, Share
 from .statistics import Statistics
@@ -48,6 +49,8 @@ class Session(trio.abc.AsyncResource):
         model: int = 0,
         loaded: Loaded | None = None,
         replicas: Sequence[Session] = (),
+        sinks: tuple[Sink, ...] = (),
+        meter: Meter | None = None,
     ) -> None:
         self._replicas = tuple(replicas)
         self._batches: Batches | None = None
@@ -63,6 +66,8 @@ class Session(trio.abc.AsyncResource):
         self._governor.aging_s = min(aging_s, self._governor.aging_s)
         self._share = Share(self._governor.new_run(), weight, admission)
         self._known_s: dict[tuple[tuple[str, tuple[int, ...]], ...], float] = {}
+        lane = Lane(self._actor.number, self._loaded.metadata.graph_name or "model", self._loaded.adapter)
+        self._observer = Observer(lane, sinks, meter or Meter())
         self._runs: set[Run] = set()
         self._tensors: dict[int, int] = {}
         self._gone: trio.Event | None = None
@@ -217,8 +222,9 @@ class Session(trio.abc.AsyncResource):
         pieces = partial(self._pieces.of, policy)
         like = tuple((name, tuple(feed.shape)) for name, feed in feeds.items() if hasattr(feed, "shape"))
         before_s = sum(other.remaining_s for other in self._neighbours.runs)
+        governor, share = self._governor, self._share
         run = Run(
-            *(self._actor, self._governor, self._home, policy, options, pieces, self._share, self._model, keep),
+            *(self._actor, governor, self._home, policy, options, pieces, share, self._observer, self._model, keep),
             self._known_s.get(like, 0.0),
         )
         self._runs.add(run)
@@ -327,7 +333,7 @@ class Session(trio.abc.AsyncResource):
         return list(self._actor.explain(self._model))
 
     def statistics(self) -> Statistics:
-        """What the session, with its replicas, has done until now."""
+        """What the session, with its replicas, does now and has done until now."""
         return sum((replica._own_statistics() for replica in self._replicas), self._own_statistics())
 
     def _own_statistics(self) -> Statistics:
@@ -336,6 +342,10 @@ class Session(trio.abc.AsyncResource):
             queued=sum(run.waits for run in self._runs),
             tensors=len(self._tensors),
             tensor_bytes=sum(self._tensors.values()),
+            running=sum(not run.waits for run in self._runs),
+            in_flight=self._observer.meter.in_flight,
+            device_bytes=self._actor.device_bytes,
+            busy_share=self._observer.meter.share(trio.current_time()),
         )
 
     def close(self) -> None:
@@ -383,7 +393,11 @@ class Session(trio.abc.AsyncResource):
         if run.hung:
             self._neighbours.hang(DeviceHung(f"{self.adapter} did not finish a run in time"))
         counts = run.ended.counts
-        self._statistics += Statistics(1, 0, counts.submitted, counts.finished, counts.dropped)
+        self._statistics += Statistics(
+            *(1, 0, counts.submitted, counts.finished, counts.dropped),
+            cancels=run.outcome in ("cancelled", "terminated", "closed"),
+            failures=run.outcome == "failed",
+        )
         if self._closed:
             self._give_back()
 

@@ -100,6 +100,11 @@ class WebGpuEngine:
         """The device, once there is one (tests and `doctor` look at its counters)."""
         return self._device
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of all buffers on the device now. Thread-safe, does not wait."""
+        return 0 if self._device is None else self._device.bytes
+
     # --- the seam: any thread -------------------------------------------------------------------
 
     def load(self, request: Load, done: Done, progress: Callable[[Progress], None]) -> None:

@@ -116,7 +116,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trionnx", description="Run ONNX models on any GPU, and really stop them.")
     parser.add_argument("--version", action="version", version=f"trionnx {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run | info | explain | doctor")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run | info | explain | doctor | top")
 
     run = commands.add_parser("run", help="run a model once, or several times", description=(
         "Run a model. Inputs come from files; what no file gives is drawn at random, from --seed. "
@@ -148,6 +148,12 @@ def _parser() -> argparse.ArgumentParser:
         "--reprobe", action="store_true", help="forget what is remembered of the drivers, and try them anew"
     )
     _place_options(doctor)
+
+    top = commands.add_parser("top", help="what running schedulers are doing", description=(
+        "What the schedulers of your processes are doing, live, until Ctrl-C; of those that were opened with "
+        "expose=True or TRIONNX_EXPOSE=1."
+    ))
+    top.add_argument("--once", action="store_true", help="print it once, as where standard output is no terminal")
     return parser
 
 
