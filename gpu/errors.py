@@ -125,8 +125,8 @@ class RunRefused(Exception):
         self.left_s = left_s
 
     def __str__(self) -> str:
-        with_all = f"{self.needed_s:.3g} s with what goes before it"
-        return f"the run takes about {with_all}, and its deadline is in {self.left_s:.3g} s"
+        needed = f"{self.needed_s} s with what goes before it"
+        return f"the run takes about {needed}, and its deadline is in {self.left_s} s"
 
 
 class SessionInitTimeout(TimeoutError):
@@ -142,7 +142,7 @@ class SessionInitTimeout(TimeoutError):
         self.phase, self.bound_s = phase, bound_s
 
     def __str__(self) -> str:
-        return f"the session was not there after {self.bound_s:g} s, in phase {self.phase!r}"
+        return f"the session was not there after {self.bound_s} s, in phase {self.phase!r}"
 
 
 class OutOfDeviceMemory(MemoryError):

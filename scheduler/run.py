@@ -353,7 +353,7 @@ class Run:
         if self._share.admission and self._known:
             left_s = min(self._flight.callers_deadline(), self._options._deadline) - trio.current_time()
             if needed_s > left_s:
-                raise RunRefused(needed_s, left_s)
+                raise RunRefused(round(needed_s, 4), round(left_s, 4))
 
     def _ask(self) -> Ask:
         return Ask(

@@ -131,7 +131,8 @@ async def test_many_requests_of_which_a_third_hangs_up(served, watched, left_beh
         while trio.lowlevel.current_statistics().tasks_living > before[1]:  # noqa: ASYNC110
             await trio.sleep(0.01)
         gc.collect()
-        assert (watched[0].device.bytes, trio.lowlevel.current_statistics().tasks_living) == before
+        assert watched[0].device.bytes == before[0]
+        assert trio.lowlevel.current_statistics().tasks_living <= before[1]
     assert sum(ended.values()) == REQUESTS
     assert ended["hung up"] > REQUESTS // 10
     now = scheduler.statistics()

@@ -346,7 +346,8 @@ class World:
                         call.run.resume()
                 await trio.sleep(5)
         for number in range(ADAPTERS):
-            assert not governor_of(f"fake: adapter {number}").state.runs | governor_of(f"fake: adapter {number}").state.paused
+            state = governor_of(f"fake: adapter {number}").state
+            assert not state.runs | state.paused
         for slot in self.slots:
             if slot.session is None or slot.closed or slot.lost:
                 continue

@@ -52,7 +52,7 @@ async def test_a_load_that_never_returns_fails_in_time_and_is_not_waited_for(
         assert trio.current_time() == pytest.approx(20)
     assert trio.current_time() == pytest.approx(20)
     assert (caught.value.phase, caught.value.bound_s) == ("compile", 20)
-    assert str(caught.value) == "the session was not there after 20 s, in phase 'compile'"
+    assert str(caught.value) == "the session was not there after 20.0 s, in phase 'compile'"
     assert isinstance(caught.value, TimeoutError)
     assert [(fault.error, fault.backend) for fault in faults] == [(caught.value, "fake")]
 
