@@ -38,7 +38,7 @@ from trionnx.cli.console import output, quiet_drivers, table
 from trionnx.cli.inputs import UsageError
 from trionnx.gpu.device.realise import PassWriter
 from trionnx.gpu.graph.steps import Dispatch
-from walked import WalkedEngine
+from walked import WalkedEngine, walked_session
 
 __all__ = ["HostCost", "measure"]
 
@@ -151,24 +151,13 @@ async def measure(work: works.Work, adapter: str | None = None, rounds: int = 20
 
     **Cancellation:** stops the run that is under way; what is measured without a device is not cut short.
     """
-    made: list[WalkedEngine] = []
-
-    def engine(*, adapter: str | int | None, max_in_flight: int) -> WalkedEngine:
-        made.append(WalkedEngine(adapter=adapter, max_in_flight=max_in_flight))
-        return made[-1]
-
-    trionnx.register_engine("webgpu, walked", engine)
-    async with trionnx.open_scheduler(backend="webgpu", adapter=adapter) as scheduler:
-        shapes = {name: value.shape for name, value in work.feeds.items()}
-        session = await scheduler.load(work.source, input_shapes=shapes, backend="webgpu, walked")
+    async with walked_session(work, adapter) as (session, walked, device):
         for _ in range(3):
             await session.run(None, work.feeds)
-        (walked,) = made
-        assert walked.walked is not None
-        before = walked.walked.buffers
+        before = device.buffers
         for _ in range(3):
             await session.run(None, work.feeds)
-        buffers = walked.walked.buffers - before
+        buffers = device.buffers - before
         encoding = Encoding(walked)
         dispatches = sum(isinstance(step, Dispatch) for block in walked.blocks for step in block.steps)
         seconds = on_thread(walked, lambda: encoding.timed(rounds)) / max(1, dispatches)

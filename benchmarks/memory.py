@@ -32,7 +32,7 @@ from trionnx.cli.inputs import UsageError
 from trionnx.gpu.graph.block import Block
 from trionnx.gpu.graph.memory import touched
 from trionnx.gpu.graph.tensor import Storage
-from walked import WalkedEngine
+from walked import walked_session
 
 __all__ = ["Memory", "least", "measure"]
 
@@ -91,21 +91,10 @@ async def measure(work: works.Work, adapter: str | None = None) -> Memory:
 
     **Cancellation:** stops the run that is under way.
     """
-    made: list[WalkedEngine] = []
-
-    def engine(*, adapter: str | int | None, max_in_flight: int) -> WalkedEngine:
-        made.append(WalkedEngine(adapter=adapter, max_in_flight=max_in_flight))
-        return made[-1]
-
-    trionnx.register_engine("webgpu, walked", engine)
-    async with trionnx.open_scheduler(backend="webgpu", adapter=adapter) as scheduler:
-        shapes = {name: value.shape for name, value in work.feeds.items()}
-        session = await scheduler.load(work.source, input_shapes=shapes, backend="webgpu, walked")
+    async with walked_session(work, adapter) as (session, engine, device):
         await session.run(None, work.feeds)
-        walked = made[-1].walked
-        assert walked is not None
-        weights, bound = least(made[-1].blocks)
-        return Memory(work.name, weights, bound, walked.most, walked.fixed)
+        weights, bound = least(engine.blocks)
+        return Memory(work.name, weights, bound, device.most, device.fixed)
 
 
 def main() -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import trionnx
+import works
 from trionnx.gpu.device.device import Device
 from trionnx.gpu.device.engine import WebGpuEngine
 from trionnx.gpu.device.realise import Realised
@@ -13,7 +16,7 @@ from trionnx.gpu.graph.block import Block
 from trionnx.gpu.graph.model import Model
 from trionnx.gpu.seam import Begin, Load, Reply
 
-__all__ = ["WalkedDevice", "WalkedEngine"]
+__all__ = ["WalkedDevice", "WalkedEngine", "walked_session"]
 
 
 class WalkedDevice:
@@ -66,3 +69,29 @@ class WalkedEngine(WebGpuEngine):
     def _realise(self, run: Run, block: Block) -> Realised:
         self.blocks.append(block)
         return super()._realise(run, block)
+
+
+@asynccontextmanager
+async def walked_session(
+    work: works.Work, adapter: str | None = None
+) -> AsyncIterator[tuple[trionnx.Session, WalkedEngine, WalkedDevice]]:
+    """A session of a model, planned for its feeds, on an engine that is watched.
+
+    Yields:
+        The session, its engine and its device.
+
+    **Cancellation:** as that of a load; the session is closed on the way out.
+    """
+    made: list[WalkedEngine] = []
+
+    def engine(*, adapter: str | int | None, max_in_flight: int) -> WalkedEngine:
+        made.append(WalkedEngine(adapter=adapter, max_in_flight=max_in_flight))
+        return made[-1]
+
+    trionnx.register_engine("webgpu, walked", engine)
+    async with trionnx.open_scheduler(backend="webgpu", adapter=adapter) as scheduler:
+        shapes = {name: value.shape for name, value in work.feeds.items()}
+        session = await scheduler.load(work.source, input_shapes=shapes, backend="webgpu, walked")
+        (walked,) = made
+        assert walked.walked is not None
+        yield session, walked, walked.walked

@@ -157,7 +157,7 @@ async def choose(
         there = await trio.to_thread.run_sync(_adapters, abandon_on_cancel=True)
         return ways(there, backend, adapter, has_onnxruntime())[0]
     async with open_probe(cache_dir) as probe:
-        return await _sound(probe, backend, adapter, sessions or Counter())
+        return await _sound(probe, backend, adapter, sessions)
 
 
 def retreat(
@@ -207,7 +207,7 @@ def _asked(backend: str | None, adapter: str | int | None) -> tuple[str, str | i
     return backend, adapter
 
 
-async def _sound(probe: Probe, backend: str, adapter: str | int | None, sessions: Counter[str]) -> Choice:
+async def _sound(probe: Probe, backend: str, adapter: str | int | None, sessions: Counter[str] | None) -> Choice:
     """The first way to run that is found to work."""
     survey = probe.survey
     if not survey.listing.ok and (backend == "webgpu" or adapter is not None or not has_onnxruntime()):

@@ -6,7 +6,6 @@ itself, so that no run pays for what another one was fed.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,9 @@ import trio
 from ..gpu.errors import RunTerminated
 from ..gpu.policy import TerminatePolicy
 from ..gpu.seam import TensorInfo
+from .feeds import SLOW_BYTES
 from .home import Home
+from .latch import Latch
 from .options import RunOptions
 
 __all__ = ["MOST_RUNS", "Batches"]
@@ -26,8 +27,6 @@ Perform = Callable[[Sequence[str], Mapping[str, Any], RunOptions], Awaitable[lis
 
 MOST_RUNS = 32
 """Runs in one batch."""
-SLOW_BYTES = 1 << 20
-"""More is not put together on the Trio thread."""
 
 
 class Key(NamedTuple):
@@ -43,12 +42,12 @@ class Member:
     """One run in a batch; its options hold it, so that `terminate` finds it.
 
     Attributes:
-        scope: what the run waits in. deadline: that of its caller.
+        scope: what the run waits in. deadline: that of its caller. ending: how it ends.
     """
 
     def __init__(self, home: Home, feeds: Mapping[str, Array], rows: int) -> None:
         self._home = home
-        self._first: dict[None, str] = {}
+        self.ending: Latch[str] = Latch()
         self.feeds = feeds
         self.rows = rows
         self.scope = trio.CancelScope()
@@ -57,21 +56,13 @@ class Member:
     @property
     def terminated(self) -> bool:
         """Whether `terminate` came before the outputs."""
-        return self._first.get(None) == "terminated"
-
-    def comes_first(self, reason: str) -> bool:
-        """Say how the run ends, unless that is settled; whether this is what settles it. From any thread."""
-        return None not in self._first and self._first.setdefault(None, reason) is reason
+        return self.ending.value == "terminated"
 
     def terminate(self) -> bool:
         """Leave the batch, from any thread; whether this is what ends the run."""
-        if not self.comes_first("terminated"):
+        if not self.ending.settle("terminated"):
             return False
-        if self._home.here():
-            self.scope.cancel()
-        else:
-            with contextlib.suppress(trio.RunFinishedError):
-                self._home.token.run_sync_soon(self.scope.cancel)
+        self._home.cancel(self.scope)
         return True
 
 
@@ -97,7 +88,7 @@ class Batches:
     Args:
         nursery: where batches run.
         wait_s: seconds that the first run of a batch waits for others.
-        home: the session's.
+        home, policy: the session's.
         inputs, outputs: the model's.
         perform: does a run by itself.
 
@@ -110,6 +101,7 @@ class Batches:
         nursery: trio.Nursery,
         wait_s: float,
         home: Home,
+        policy: TerminatePolicy,
         inputs: Sequence[TensorInfo],
         outputs: Sequence[TensorInfo],
         perform: Perform,
@@ -117,6 +109,7 @@ class Batches:
         self._nursery = nursery
         self._wait_s = wait_s
         self._home = home
+        self._policy = policy
         self._perform = perform
         self.runs = 0
         self._gathering: dict[Key, Batch] = {}
@@ -167,7 +160,7 @@ class Batches:
         try:
             with member.scope:
                 await batch.over.wait()
-                member.comes_first("over")
+                member.ending.settle("over")
         finally:
             options._runs.discard(member)
             if not batch.over.is_set():
@@ -175,7 +168,7 @@ class Batches:
         if member.terminated:
             self.runs += 1
             await trio.lowlevel.checkpoint_if_cancelled()
-            if options.policy is not None and options.policy.on_terminate == "stop_submit":
+            if (options.policy or self._policy).on_terminate == "stop_submit":
                 return [None] * len(wanted)
             raise RunTerminated(0, 1, batch.over.is_set())
         outputs = batch.outputs.get(member)

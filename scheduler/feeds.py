@@ -11,7 +11,7 @@ from ..gpu.errors import InvalidInput
 from ..gpu.seam import TensorInfo
 from .tensor import DeviceTensor
 
-__all__ = ["check_feeds", "check_names", "is_slow", "pack"]
+__all__ = ["SLOW_BYTES", "check_feeds", "check_names", "is_slow", "pack"]
 
 Array = np.ndarray[Any, Any]
 

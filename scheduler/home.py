@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import trio
@@ -31,6 +32,14 @@ class Home:
             raise RuntimeError(f"{what} cannot be used in a forked process; open a scheduler there")
         if not self.here():
             raise RuntimeError(f"{what} can only be used in the Trio run that made it, on that run's thread")
+
+    def cancel(self, scope: trio.CancelScope) -> None:
+        """Cancel a scope of this Trio run, from any thread; no effect once the run is over."""
+        if self.here():
+            scope.cancel()
+        else:
+            with contextlib.suppress(trio.RunFinishedError):
+                self.token.run_sync_soon(scope.cancel)
 
     def here(self) -> bool:
         """Whether this is the Trio run."""

@@ -23,6 +23,7 @@ from .feeds import is_slow, pack
 from .flight import Flight
 from .governor import Governor
 from .home import Home
+from .latch import Latch
 from .observer import Observer, Outcome
 from .options import RunOptions
 from .tensor import current
@@ -61,6 +62,7 @@ class Run:
         ended: what the engine said at the end: what became of the segments.
         hung: whether the device did not come back within a bound.
         outcome: how it ended, once it has.
+        spent_s: estimated seconds of what was handed over.
     """
 
     def __init__(
@@ -87,8 +89,7 @@ class Run:
         self._observer = observer
         self._model, self._keep = model, keep
         self._number = governor.new_run()
-        # What came first; setdefault is atomic, so that any thread may try.
-        self._first: dict[None, Reason] = {}
+        self._first: Latch[Reason] = Latch()
         self._place: tuple[BlockView, Cursor] | Finished | None = None
         self._planned: Mapping[Cursor, cut.Piece] = {}
         self._replies: deque[Reply] = deque()
@@ -101,7 +102,8 @@ class Run:
         self._places: dict[int, tuple[BlockView, Cursor, float]] = {}
         self._recalled = self._rewound = 0
         self._granted = False
-        self._left_s, self._spent_s = left_s, 0.0
+        self._left_s = left_s
+        self.spent_s = 0.0
         self._known = left_s > 0
         self._eager = options.on_progress is not None or observer.listened
         self.scope = trio.CancelScope()
@@ -116,11 +118,6 @@ class Run:
         return self._left_s + sum(cost_s for _, _, cost_s in self._places.values())
 
     @property
-    def spent_s(self) -> float:
-        """Estimated seconds of what was handed over."""
-        return self._spent_s
-
-    @property
     def waits(self) -> bool:
         """Whether the session is not free for it yet."""
         return not self._asked
@@ -129,19 +126,15 @@ class Run:
 
     def terminate(self) -> bool:
         """Stop the run, from any thread; whether this is what stops it."""
-        if not self._comes_first("terminated"):
+        if not self._first.settle("terminated"):
             return False
         self._actor.stop_nowait(self._number)
-        if self._home.here():
-            self.scope.cancel()
-        else:
-            with contextlib.suppress(trio.RunFinishedError):
-                self._home.token.run_sync_soon(self.scope.cancel)
+        self._home.cancel(self.scope)
         return True
 
     def close(self) -> None:
         """Stop the run because its session is being closed; on the Trio thread."""
-        if self._comes_first("closed"):
+        if self._first.settle("closed"):
             self._actor.stop_nowait(self._number)
             self.scope.cancel()
 
@@ -154,9 +147,6 @@ class Run:
     def resume(self) -> None:
         """Let the run go on that was paused."""
         self._governor.release(self._number)
-
-    def _comes_first(self, reason: Reason) -> bool:
-        return None not in self._first and self._first.setdefault(None, reason) is reason
 
     # --- running --------------------------------------------------------------------------------
 
@@ -207,7 +197,7 @@ class Run:
                     check()
                     outputs = await self._stream(feeds, wanted, deliver)
             except Exception as caught:
-                self._comes_first("failed")
+                self._first.settle("failed")
                 error = caught
             if outputs is None and self._stops_softly():
                 outputs = await self._what_was_reached(wanted, deliver)
@@ -221,7 +211,7 @@ class Run:
             return [outputs[name] for name in wanted]
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            reason = self._first.get(None)
+            reason = self._first.value
             if reason == "terminated":
                 done = max(self._done, self.ended.counts.finished)
                 raise RunTerminated(done, max(self._total, done + len(self._flight)), not self.hung)
@@ -257,7 +247,7 @@ class Run:
         if self._flight.watch.cancelled_caught:
             raise self._hangs()
         await self._bring(wanted, deliver)
-        return self._outputs if self._comes_first("read") else None
+        return self._outputs if self._first.settle("read") else None
 
     async def _bring(self, names: tuple[str, ...], deliver: Deliver | None) -> None:
         """Read outputs that are there and were not read yet."""
@@ -284,7 +274,7 @@ class Run:
     # --- the end --------------------------------------------------------------------------------
 
     def _stops_softly(self) -> bool:
-        return self._first.get(None) == "terminated" and self._policy.on_terminate == "stop_submit"
+        return self._first.value == "terminated" and self._policy.on_terminate == "stop_submit"
 
     async def _what_was_reached(self, wanted: tuple[str, ...], deliver: Deliver | None) -> Mapping[str, Any]:
         """The outputs of a run that was terminated; None for those that it did not reach."""
@@ -299,7 +289,7 @@ class Run:
         return dict.fromkeys(wanted) | self._outputs
 
     def _how(self, outputs: Mapping[str, Any] | None) -> Outcome:
-        reason = self._first.get(None)
+        reason = self._first.value
         if outputs is None and trio.current_effective_deadline() == -math.inf:
             return "cancelled"
         return "whole" if reason == "read" else reason or "cancelled"
@@ -431,13 +421,13 @@ class Run:
         """A segment was recalled, and so was all behind it: go on from its start."""
         if seq < self._rewound:
             return
-        if None in self._first or seq >= self._recalled:
+        if self._first or seq >= self._recalled:
             raise RunStopped
         block, start, _ = self._places[seq]
         for later in [number for number in self._places if number >= seq]:
             cost_s = self._places.pop(later)[2]
             self._left_s += cost_s
-            self._spent_s -= cost_s
+            self.spent_s -= cost_s
         self._rewound, self._recalled = self._recalled, 0
         self._go_to((block, start))
 
@@ -450,7 +440,7 @@ class Run:
 
     def _hand_over(self) -> None:
         """Cut and send the next segment. Not async: nothing may come between the checkpoint and this."""
-        if None in self._first:
+        if self._first:
             raise RunStopped
         assert isinstance(self._place, tuple)
         block, start = self._place
@@ -459,7 +449,7 @@ class Run:
         self._seq += 1
         self._places[segment.seq] = block, start, piece.cost_s
         self._left_s -= piece.cost_s
-        self._spent_s += piece.cost_s
+        self.spent_s += piece.cost_s
         self._flight.takes_off(segment.seq, piece.cost_s, block.steps[start.step].kind)
         self._observer.handed(self._number, segment.seq, block.steps[start.step].kind)
         self._go_to(cut.advance(block, piece.stop))

@@ -220,8 +220,11 @@ class Session(trio.abc.AsyncResource):
                 self._check_near(name, feed)
         policy = self._policy if options.policy is None else self._lowered(options.policy)
         pieces = partial(self._pieces.of, policy)
-        like = tuple((name, tuple(feed.shape)) for name, feed in feeds.items() if hasattr(feed, "shape"))
-        before_s = sum(other.remaining_s for other in self._neighbours.runs)
+        like: tuple[tuple[str, tuple[int, ...]], ...] = ()
+        before_s = 0.0
+        if self._share.admission:
+            like = tuple((name, tuple(feed.shape)) for name, feed in feeds.items() if hasattr(feed, "shape"))
+            before_s = sum(other.remaining_s for other in self._neighbours.runs)
         governor, share = self._governor, self._share
         run = Run(
             *(self._actor, governor, self._home, policy, options, pieces, share, self._observer, self._model, keep),
@@ -234,7 +237,8 @@ class Session(trio.abc.AsyncResource):
         async def perform(deliver: Deliver | None) -> list[Any]:
             try:
                 made = await run.perform(self._neighbours.lock, self._check, feeds, wanted, deliver, before_s)
-                self._know(like, run.spent_s)
+                if self._share.admission and run.outcome == "whole":
+                    self._know(like, run.spent_s)
                 return made
             finally:
                 options._runs.discard(run)

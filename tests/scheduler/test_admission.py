@@ -73,6 +73,13 @@ async def test_what_cannot_be_in_time_is_refused_at_once(autojump_clock: MockClo
         assert refused.needed_s == pytest.approx(0.1)
         assert refused.left_s == pytest.approx(0.099)
         assert "0.1 s" in str(refused)
+        soft = trionnx.RunOptions(policy=trionnx.TerminatePolicy(on_terminate="stop_submit"))
+        async with trio.open_nursery() as nursery:  # a part is not what a run takes
+            nursery.start_soon(session.run, None, feed, soft)
+            await trio.sleep(0.02)
+            soft.terminate()
+        await timed(session, feed, 0.099, told)
+        assert isinstance(told.pop(), trionnx.RunRefused)
         told.clear()
         async with trio.open_nursery() as nursery:  # a queue of three takes 0.3 s
             for within_s in (0.25, 0.25, 0.25):

@@ -194,6 +194,23 @@ async def test_bad_input_is_refused_before_the_wait(autojump_clock: MockClock) -
                 raise AssertionError
 
 
+async def test_terminate_follows_the_policy_of_the_session_too(autojump_clock: MockClock) -> None:
+    model, made = FakeModel(), Outputs()
+    policy, options = trionnx.TerminatePolicy(on_terminate="stop_submit"), trionnx.RunOptions()
+    async with trionnx.open_scheduler(backend="fake", batch_wait_s=0.02) as scheduler:
+        session = await scheduler.load(model, policy=policy)
+
+        async def softly() -> None:
+            assert await session.run(["y"], fed(9), options) == [None]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put, session, made, 0)
+            nursery.start_soon(softly)
+            await trio.sleep(0.03)
+            options.terminate()
+        check(model, made)
+
+
 async def test_terminate_from_a_thread() -> None:
     options = trionnx.RunOptions()
     async with trionnx.open_scheduler(backend="fake", batch_wait_s=3600) as scheduler:
