@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +15,11 @@ import trio
 
 from .turns import Ask, Event, Hold, Leave, Release, Return, State, decide, needed_s
 
-__all__ = ["Governor", "Taker", "governor_of"]
+__all__ = ["LOOK_S", "Governor", "Taker", "governor_of"]
+
+
+LOOK_S = 0.02
+"""How old the deadline of a run that waits may be, while others have turns."""
 
 
 class Taker(Protocol):
@@ -27,6 +32,10 @@ class Taker(Protocol):
 
     def granted(self) -> None:
         """It has the turn that it asked for."""
+        raise NotImplementedError
+
+    def look(self) -> None:
+        """It waits, and others had turns meanwhile: it may ask again, as urgent as it is now."""
         raise NotImplementedError
 
     def recall(self) -> None:
@@ -45,11 +54,17 @@ class Governor:
         self.state = State()
         self.aging_s = math.inf
         self._takers: dict[int, Taker] = {}
+        self._looked: dict[int, float] = {}
         self._numbers = itertools.count()
 
     def new_run(self) -> int:
         """A number that no other run on this adapter has or had."""
         return next(self._numbers)
+
+    @property
+    def used(self) -> Mapping[int, float]:
+        """Share -> seconds used, by its weight, more than another."""
+        return self.state.used
 
     @property
     def contended(self) -> bool:
@@ -58,8 +73,9 @@ class Governor:
         return len(state.held) > 1 or any(ask.run not in state.held for ask, _ in state.waiting)
 
     def ask(self, taker: Taker, ask: Ask) -> None:
-        """Ask for one turn; the taker is told when it has it, perhaps at once. It has no other question open."""
+        """Ask for one turn; the taker is told when it has it, perhaps at once. A question that is open is replaced."""
         self._takers[ask.run] = taker
+        self._looked[ask.run] = trio.current_time()
         self._feed(ask)
 
     def needed_s(self, ask: Ask) -> float:
@@ -86,14 +102,25 @@ class Governor:
         self._feed(Leave(run, in_flight))
         if not in_flight:
             self._takers.pop(run, None)
+            self._looked.pop(run, None)
 
     def _feed(self, event: Event) -> None:
-        outcome = decide(self.state, event, trio.current_time(), self.aging_s)
+        now = trio.current_time()
+        outcome = decide(self.state, event, now, self.aging_s)
         self.state = outcome.state
         for run in outcome.recalled:
             self._takers[run].recall()
         for run in outcome.granted:
             self._takers[run].granted()
+        if outcome.granted:
+            self._remind(now)
+
+    def _remind(self, now: float) -> None:
+        """Deadlines move, and only a run itself can read its own: let those look that did not for a while."""
+        for waiter, _ in self.state.waiting:
+            if now - self._looked[waiter.run] >= LOOK_S:
+                self._looked[waiter.run] = now
+                self._takers[waiter.run].look()
 
 
 _governors: trio.lowlevel.RunVar[dict[str, Governor]] = trio.lowlevel.RunVar("trionnx governors")

@@ -9,6 +9,8 @@ import trio
 from ..actors import CLOSE_BOUND_S, Actor
 from ..gpu.errors import DeviceHung, SessionInitTimeout
 from ..gpu.seam import Free, Load, Loaded
+from .governor import governor_of
+from .line import Errand, Line
 from .run import BEGIN_BOUND_S, Run
 
 __all__ = ["Neighbours"]
@@ -23,13 +25,15 @@ class Neighbours:
         fault: told of each fault of the engine.
 
     Attributes:
-        lock: held by the run of the moment. runs: those that wait, and that one.
+        governor: of the adapter. line: the wait for the queue. runs: those that wait, and that of the moment.
         hung: whether the device did not come back within a bound.
     """
 
     def __init__(self, actor: Actor, forget: Callable[[], None], fault: Callable[[Exception], None]) -> None:
         self.actor = actor
-        self.lock = trio.StrictFIFOLock()
+        loaded = actor.loaded
+        self.governor = governor_of(loaded.identity or f"{loaded.backend}: {loaded.adapter}")
+        self.line = Line(self.governor)
         self.runs: set[Run] = set()
         self.hung = False
         self._forget = forget
@@ -56,7 +60,7 @@ class Neighbours:
         **Cancellation:** the load is stopped, and waited for, shielded, for a bounded time.
         """
         try:
-            async with self.lock:
+            async with self.line.turn(Errand(self.governor.new_run())):
                 self.check()
                 return await self.actor.load(request, on_progress, timeout_s)
         except BaseException as error:
@@ -70,6 +74,10 @@ class Neighbours:
             if late and bound.cancelled_caught:
                 self.hang(DeviceHung(f"{self.actor.loaded.adapter} did not come back from a load"))
             raise
+
+    def before_s(self, mine: Run) -> float:
+        """Estimated seconds of the runs that go before one."""
+        return sum(run.remaining_s for run in self.runs if not run.waits or run.rank <= mine.rank)
 
     def hang(self, error: DeviceHung) -> None:
         """The device did not come back within a bound."""

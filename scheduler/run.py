@@ -24,6 +24,7 @@ from .flight import Flight
 from .governor import Governor
 from .home import Home
 from .latch import Latch
+from .line import Line
 from .observer import Observer, Outcome
 from .options import RunOptions
 from .tensor import current
@@ -63,7 +64,10 @@ class Run:
         hung: whether the device did not come back within a bound.
         outcome: how it ended, once it has.
         spent_s: estimated seconds of what was handed over.
+        rank: how urgent it was when last looked at; less is more.
     """
+
+    rank: tuple[int, float]
 
     def __init__(
         self,
@@ -101,12 +105,14 @@ class Run:
         self._seq = self._answered = self._done = self._total = 0
         self._places: dict[int, tuple[BlockView, Cursor, float]] = {}
         self._recalled = self._rewound = 0
-        self._granted = False
+        self._granted = self._looks = False
         self._left_s = left_s
         self.spent_s = 0.0
         self._known = left_s > 0
         self._eager = options.on_progress is not None or observer.listened
+        self._line: Line | None = None
         self.scope = trio.CancelScope()
+        self.claim()
         self.ended = Ended(self._number)
         self.hung = False
         self.outcome: Outcome = "whole"
@@ -152,7 +158,7 @@ class Run:
 
     async def perform(
         self,
-        lock: trio.StrictFIFOLock,
+        line: Line,
         check: Callable[[], None],
         feeds: Mapping[str, Any],
         wanted: tuple[str, ...],
@@ -162,7 +168,7 @@ class Run:
         """Wait for the session, run, drain.
 
         Args:
-            lock: held by the session's run of the moment.
+            line: where runs of the session wait for each other.
             check: raises where the session became unusable during the wait.
             feeds: arrays by name.
             wanted: names of outputs.
@@ -190,11 +196,12 @@ class Run:
             try:
                 with self.scope:
                     self._admit(before_s + self._left_s)
-                    if is_slow(feeds):
-                        feeds = await trio.to_thread.run_sync(pack, feeds, abandon_on_cancel=True)
-                    await lock.acquire()
+                    self._line = line
+                    await line.enter(self)
                     mine = True
                     check()
+                    if is_slow(feeds):
+                        feeds = await trio.to_thread.run_sync(pack, feeds, abandon_on_cancel=True)
                     outputs = await self._stream(feeds, wanted, deliver)
             except Exception as caught:
                 self._first.settle("failed")
@@ -206,7 +213,7 @@ class Run:
             await self._leave(outputs or {})
             self._observer.tell("ended", self._number, self.outcome, self.ended.counts)
             if mine:
-                lock.release()
+                line.leave()
         if outputs is not None:
             return [outputs[name] for name in wanted]
         try:
@@ -345,35 +352,51 @@ class Run:
             if needed_s > left_s:
                 raise RunRefused(round(needed_s, 4), round(left_s, 4))
 
+    def claim(self) -> Ask:
+        """How urgent the run is now. To be called in its task."""
+        deadline = min(self._flight.callers_deadline(), self._options._deadline)
+        self.rank = -self._options.priority, deadline
+        return Ask(self._number, 1, 0, self._options.priority, deadline, self._share.number, self._share.weight)
+
     def _ask(self) -> Ask:
-        return Ask(
-            self._number,
-            self._policy.max_in_flight,
-            AHEAD,
-            self._options.priority,
-            min(self._flight.callers_deadline(), self._options._deadline),
-            self._share.number,
-            self._share.weight,
-            self._piece().cost_s,
-            self._left_s,
-        )
+        """For a turn, as urgent as the most urgent that waits for this run to end."""
+        priority, deadline = self._options.priority, min(self._flight.callers_deadline(), self._options._deadline)
+        self.rank = -priority, deadline
+        behind = None if self._line is None else self._line.first
+        if behind is not None and (-behind.priority, behind.deadline) < self.rank:
+            priority, deadline = behind.priority, behind.deadline
+        share, cost_s = self._share, self._piece().cost_s
+        limit = self._policy.max_in_flight
+        return Ask(self._number, limit, AHEAD, priority, deadline, share.number, share.weight, cost_s, self._left_s)
 
     async def _turn(self) -> None:
         self._granted = False
         self._take_replies()  # those that came while outputs were read
-        self._governor.ask(self, self._ask())
+        asked = self._ask()
+        self._governor.ask(self, asked)
         waits = not self._granted
         if waits:
             self._observer.tell("waits", self._number)
         while not self._granted or self._recalled:
             await self._nap()
             self._take_replies()
+            if self._looks and not self._granted:
+                self._looks = False
+                again = self._ask()
+                if (again.priority, again.deadline) != (asked.priority, asked.deadline):
+                    asked = again
+                    self._governor.ask(self, asked)
         if waits:
             self._observer.tell("granted", self._number)
 
     def granted(self) -> None:
         """The governor gives the turn that was asked for."""
         self._granted = True
+        self._wake()
+
+    def look(self) -> None:
+        """The run may have become more urgent, or less, while it waits for a turn."""
+        self._looks = True
         self._wake()
 
     def recall(self) -> None:

@@ -19,8 +19,8 @@ from .batch import Batches
 from .binding import IOBinding
 from .cut import KEPT, PieceTable
 from .feeds import check_feeds, check_names
-from .governor import governor_of
 from .home import Home
+from .line import Errand
 from .neighbours import Neighbours
 from .observer import Lane, Meter, Observer, Sink
 from .options import RunOptions
@@ -62,7 +62,7 @@ class Session(trio.abc.AsyncResource):
         self._max_in_flight = max_in_flight
         self._policy = self._lowered(policy)
         self._pieces = PieceTable()
-        self._governor = governor_of(self._loaded.identity or f"{self._loaded.backend}: {self._loaded.adapter}")
+        self._governor = neighbours.governor
         self._governor.aging_s = min(aging_s, self._governor.aging_s)
         self._share = Share(self._governor.new_run(), weight, admission)
         self._known_s: dict[tuple[tuple[str, tuple[int, ...]], ...], float] = {}
@@ -85,9 +85,10 @@ class Session(trio.abc.AsyncResource):
         input_feed: Mapping[str, Any],
         run_options: RunOptions | None = None,
     ) -> list[Any]:
-        """Compute outputs from inputs. Concurrent runs of a session queue, first come, first served.
+        """Compute outputs from inputs. Concurrent runs of a session wait for each other.
 
-        Of replicas, the one with the fewest runs takes it. With `batch_wait_s`, runs may go together.
+        The most urgent one is next: by priority, then by deadline, then first come, first served. Of replicas, the
+        one with the fewest runs takes it. With `batch_wait_s`, runs may go together.
 
         Args:
             output_names: names of outputs, in the order wanted; None: all.
@@ -221,22 +222,21 @@ class Session(trio.abc.AsyncResource):
         policy = self._policy if options.policy is None else self._lowered(options.policy)
         pieces = partial(self._pieces.of, policy)
         like: tuple[tuple[str, tuple[int, ...]], ...] = ()
-        before_s = 0.0
         if self._share.admission:
             like = tuple((name, tuple(feed.shape)) for name, feed in feeds.items() if hasattr(feed, "shape"))
-            before_s = sum(other.remaining_s for other in self._neighbours.runs)
         governor, share = self._governor, self._share
         run = Run(
             *(self._actor, governor, self._home, policy, options, pieces, share, self._observer, self._model, keep),
             self._known_s.get(like, 0.0),
         )
+        before_s = self._neighbours.before_s(run) if self._share.admission else 0.0
         self._runs.add(run)
         self._neighbours.runs.add(run)
         options._runs.add(run)
 
         async def perform(deliver: Deliver | None) -> list[Any]:
             try:
-                made = await run.perform(self._neighbours.lock, self._check, feeds, wanted, deliver, before_s)
+                made = await run.perform(self._neighbours.line, self._check, feeds, wanted, deliver, before_s)
                 if self._share.admission and run.outcome == "whole":
                     self._know(like, run.spent_s)
                 return made
@@ -433,11 +433,12 @@ class Session(trio.abc.AsyncResource):
 
     async def _bring(self, ref: Callable[[], TensorRef]) -> Array:
         """The array of a tensor, once the queue is free."""
-        async with self._neighbours.lock:
+        number = self._governor.new_run()
+        async with self._neighbours.line.turn(Errand(number, self._share.number)):
             asked = ref()
             with trio.move_on_after(self._policy.hang_timeout_s):
                 try:
-                    (array,) = await self._actor.read_kept(self._governor.new_run(), (asked,))
+                    (array,) = await self._actor.read_kept(number, (asked,))
                 except RunStopped:
                     raise trio.ClosedResourceError("the session was closed during the copy") from None
                 made: Array = array

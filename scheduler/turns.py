@@ -5,7 +5,8 @@ Rules, in this order:
    few ahead; where there are several, they have `Ask.limit` together, and what was handed over ahead
    is recalled when another run comes.
 2. A run that has waited for `aging_s` since its last turn goes first, the longest wait before others.
-3. The higher priority goes first.
+3. The higher priority goes first; and while a run of a higher one is there, from its first question until it
+   leaves, nobody else gets a turn: what is submitted beside the last of its segments would delay it.
 4. Then the earlier deadline.
 5. Then the share that has used the least of the adapter for its weight.
 6. Then who asked first.
@@ -45,7 +46,7 @@ Waiter = tuple["Ask", float]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A run wants a turn: to hand over one segment.
+    """A run wants a turn: to hand over one segment. Its question that is open is replaced.
 
     Attributes:
         run: its number. limit: segments that the adapter may have from all runs together.
@@ -107,6 +108,7 @@ class State:
     Attributes:
         waiting: who waits, and since when, in the order of asking.
         held: run -> its turns that are granted and not returned; none empty.
+        there: run -> its priority, of those that have asked and not left.
         paused: runs that get no turn for now.
         used: share -> seconds used, by its weight, more than the least in action; less than 0 for who is away.
         idle_since: when the last run left.
@@ -114,6 +116,7 @@ class State:
 
     waiting: tuple[Waiter, ...] = ()
     held: Mapping[int, tuple[Ask, ...]] = field(default_factory=dict)
+    there: Mapping[int, int] = field(default_factory=dict)
     paused: frozenset[int] = frozenset()
     used: Mapping[int, float] = field(default_factory=dict)
     idle_since: float = -math.inf
@@ -159,7 +162,10 @@ def decide(state: State, event: Event, now: float, aging_s: float = math.inf) ->
             break
         runs = state.runs - (state.paused - state.held.keys())
         first = urgent(ready, state.used, now, aging_s)
-        ask = first[0]
+        ask, since = first
+        above = (priority for run, priority in state.there.items() if run not in state.paused)
+        if now - since < aging_s and ask.priority < max(above):
+            break
         if state.in_flight >= ask.limit + (ask.ahead if runs == {ask.run} else 0):
             break
         waiting = tuple(waiter for waiter in state.waiting if waiter is not first)
@@ -212,7 +218,13 @@ def _after(state: State, event: Event, now: float) -> State:
             idle = not state.waiting and not state.held and now - state.idle_since >= LAG_S
             used = {} if idle else dict(state.used)
             used.setdefault(event.share, 0.0)
-            return replace(state, waiting=(*state.waiting, (event, now)), used=used)
+            waiting = tuple((event, since) if ask.run == event.run else (ask, since) for ask, since in state.waiting)
+            if all(ask is not event for ask, _ in waiting):
+                waiting = (*waiting, (event, now))
+            there = state.there
+            if there.get(event.run) != event.priority:
+                there = {**there, event.run: event.priority}
+            return replace(state, waiting=waiting, used=used, there=there)
         case Return():
             held = dict(state.held)
             asks = held.pop(event.run, ())
@@ -231,7 +243,9 @@ def _after(state: State, event: Event, now: float) -> State:
             for ask in asks[len(kept) :]:
                 left = _charged(left, ask, -ask.cost_s)
             waiting = tuple(waiter for waiter in state.waiting if waiter[0].run != event.run)
-            return replace(state, waiting=waiting, held=held, paused=state.paused - {event.run}, used=left)
+            there = {run: priority for run, priority in state.there.items() if run != event.run}
+            paused = state.paused - {event.run}
+            return replace(state, waiting=waiting, held=held, there=there, paused=paused, used=left)
         case Hold():
             return replace(state, paused=state.paused | {event.run})
         case Release():

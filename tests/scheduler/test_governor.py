@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import trio
+from trio.testing import MockClock
 
-from trionnx.scheduler.governor import governor_of
+from trionnx.scheduler.governor import LOOK_S, governor_of
 from trionnx.scheduler.turns import Ask
 
 
@@ -14,6 +15,9 @@ class Taker:
 
     def granted(self) -> None:
         self.told.append("granted")
+
+    def look(self) -> None:
+        self.told.append("look")
 
     def recall(self) -> None:
         self.told.append("recall")
@@ -37,6 +41,24 @@ async def test_takers_are_told_and_forgotten() -> None:
     governor.leave(2, 0)
     assert governor.state.runs == frozenset()
     assert governor._takers == {}
+
+
+async def test_who_waits_is_told_to_look_again_now_and_then(autojump_clock: MockClock) -> None:
+    """At most each `LOOK_S`, and only when others had turns."""
+    governor, one, other = governor_of("c"), Taker(), Taker()
+    governor.ask(one, Ask(1, 1))
+    governor.ask(other, Ask(2, 1, deadline=5.0))
+    for since_s, looks in ((0.5, 0), (0.6, 1), (0.5, 1), (0.6, 2)):
+        governor.ask(one, Ask(1, 1, deadline=1.0))
+        await trio.sleep(since_s * LOOK_S)
+        governor.returned(1, 0.005)
+        assert other.told.count("look") == looks
+    governor.ask(other, Ask(2, 1, deadline=0.5))
+    governor.returned(1, 0.005)
+    assert "granted" in other.told
+    governor.leave(1, 0)
+    governor.leave(2, 0)
+    assert governor._looked == {}
 
 
 async def test_one_governor_for_each_adapter() -> None:

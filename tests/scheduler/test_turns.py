@@ -63,7 +63,9 @@ def test_never_more_than_the_limit_and_never_idle_while_somebody_may_go(moves: l
         world.feed(events.get(move, Release(run)))
         state = world.state
         assert state.in_flight <= LIMIT
-        assert state.in_flight == LIMIT or all(ask.run in state.paused for ask, _ in state.waiting)
+        there = max((priority for run, priority in state.there.items() if run not in state.paused), default=0)
+        mayest = [ask for ask, _ in state.waiting if ask.run not in state.paused and ask.priority == there]
+        assert state.in_flight == LIMIT or not mayest
         assert all(state.held.values())
         assert state.used or not state.runs
 
@@ -178,3 +180,45 @@ def test_an_answer_that_comes_after_all_is_not_counted_twice() -> None:
     world.feed(Leave(1, 0))
     world.feed(Return(1))
     assert world.state.runs == frozenset()
+
+
+def test_while_a_higher_priority_is_there_a_lower_one_waits() -> None:
+    """Also when there is room, and while the higher one asks for nothing: until it leaves or is held."""
+    world = World()
+    high, low = Ask(0, LIMIT, priority=1), Ask(1, LIMIT)
+    world.feed(high)
+    world.feed(low)
+    assert world.turns == [0]
+    world.feed(Return(0))
+    assert world.turns == [0]
+    world.feed(Hold(0))
+    assert world.turns == [0, 1]
+    world.feed(low)
+    world.feed(Release(0))
+    world.feed(Return(1))
+    world.feed(low)
+    assert world.turns == [0, 1, 1]
+    world.feed(Return(1))
+    assert world.turns == [0, 1, 1], "the higher one is there again"
+    world.feed(Leave(0, 0))
+    assert world.turns == [0, 1, 1, 1]
+
+
+def test_a_lower_priority_that_has_starved_has_a_turn_all_the_same() -> None:
+    world = World(aging_s=1.0)
+    world.feed(Ask(0, LIMIT, priority=1))
+    world.feed(Ask(1, LIMIT))
+    world.now = 1.0
+    world.feed(Ask(0, LIMIT, priority=1))
+    assert world.turns == [0, 1]
+
+
+def test_a_question_that_is_open_is_replaced_and_keeps_its_place() -> None:
+    world = World()
+    for run in (0, 0, 1, 2):
+        world.feed(Ask(run, LIMIT))
+    world.now = 5.0
+    world.feed(Ask(2, LIMIT, deadline=9.0))
+    assert [(ask.run, ask.deadline, since) for ask, since in world.state.waiting] == [(1, math.inf, 0.0), (2, 9.0, 0.0)]
+    world.feed(Return(0))
+    assert world.turns == [0, 0, 2]
