@@ -1,11 +1,13 @@
 """Runs of one session that go to the device as one, put together along their first dimension: `Batches`.
 
-A batch is a run in a task of its own. What it fails with is told to nobody: each of its runs is then done by
+While the session has enough to do, a batch waits where it is, and takes in more; so of all that waits little is
+copied. A batch is a run in a task of its own. What it fails with is told to nobody: each of its runs is then done by
 itself, so that no run pays for what another one was fed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +20,9 @@ from ..gpu.seam import TensorInfo
 from .feeds import SLOW_BYTES
 from .home import Home
 from .latch import Latch
+from .line import Line
 from .options import RunOptions
+from .turns import Ask
 
 __all__ = ["MOST_RUNS", "Batches"]
 
@@ -69,24 +73,40 @@ class Member:
 class Batch:
     """Runs that go together.
 
+    Args:
+        number: no other batch of the session has it. priority: of each run.
+
     Attributes:
         scope: the batch's; cancelled when its last run has left. full: no more are waited for. over: it has ended.
         outputs: of each run, where all went well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, priority: int) -> None:
+        self._number, self._priority = number, priority
         self.members: dict[Member, None] = {}
         self.scope = trio.CancelScope()
         self.full = trio.Event()
         self.over = trio.Event()
         self.outputs: dict[Member, list[Any]] = {}
 
+    @property
+    def deadline(self) -> float:
+        """The earliest of its runs'."""
+        return min((member.deadline for member in self.members), default=math.inf)
+
+    def claim(self) -> Ask:
+        """How urgent it is."""
+        return Ask(self._number, 1, priority=self._priority, deadline=self.deadline)
+
+    def look(self) -> None:
+        """It goes on as it does."""
+
 
 class Batches:
     """Gathers the runs of a session.
 
     Args:
-        nursery: where batches run.
+        nursery: where batches run. line: what a batch waits in until the session has little to do.
         wait_s: seconds that the first run of a batch waits for others.
         home, policy: the session's.
         inputs, outputs: the model's.
@@ -99,6 +119,7 @@ class Batches:
     def __init__(
         self,
         nursery: trio.Nursery,
+        line: Line,
         wait_s: float,
         home: Home,
         policy: TerminatePolicy,
@@ -107,11 +128,13 @@ class Batches:
         perform: Perform,
     ) -> None:
         self._nursery = nursery
+        self._line = line
         self._wait_s = wait_s
         self._home = home
         self._policy = policy
         self._perform = perform
         self.runs = 0
+        self._batches = 0
         self._gathering: dict[Key, Batch] = {}
         firsts = {info.shape[0] if info.shape else None for info in inputs}
         symbol = firsts.pop() if len(firsts) == 1 else None
@@ -150,7 +173,8 @@ class Batches:
         key = Key(tuple(wanted), options.priority, options.policy, shapes)
         batch = self._gathering.get(key)
         if batch is None or len(batch.members) == MOST_RUNS:
-            batch = self._gathering[key] = Batch()
+            self._batches += 1
+            batch = self._gathering[key] = Batch(self._batches, key.priority)
             self._nursery.start_soon(self._gather, key, batch)
         member = Member(self._home, feeds, next(iter(feeds.values())).shape[0])
         batch.members[member] = None
@@ -198,9 +222,10 @@ class Batches:
             with batch.scope:
                 with trio.move_on_after(self._wait_s):
                     await batch.full.wait()
-                if self._gathering.get(key) is batch:
-                    del self._gathering[key]
-                await self._together(key, batch, tuple(batch.members))
+                async with self._line.turn(batch):
+                    if self._gathering.get(key) is batch:
+                        del self._gathering[key]
+                    await self._together(key, batch, tuple(batch.members))
         except Exception:  # each run is told by itself
             batch.outputs.clear()
         finally:
@@ -212,7 +237,7 @@ class Batches:
         if len(members) < 2:
             return
         options = RunOptions(priority=key.priority, policy=key.policy, tag=f"{len(members)} runs together")
-        options._deadline = min(member.deadline for member in members)
+        options._deadline = batch.deadline
         first = members[0].feeds
         large = sum(feed.nbytes for member in members for feed in member.feeds.values()) > SLOW_BYTES
 

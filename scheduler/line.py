@@ -1,4 +1,4 @@
-"""Who waits for an engine's queue: `Line`. One has it at a time; the most urgent of the others is next."""
+"""Who waits for an engine's queue: `Line`. So many have it at a time; the most urgent of the others is next."""
 
 from __future__ import annotations
 
@@ -63,14 +63,18 @@ class Line:
     Nothing of what waits is copied or sent: a caller's task waits, and that is all. Once in `aging_s` seconds, who has
     waited longer than that goes first.
 
+    Args:
+        governor: says what each share has used, and when one has waited too long.
+        capacity: how many may have it at a time.
+
     Attributes:
-        first: how urgent the most urgent one is; None while nobody waits.
+        first: how urgent the most urgent one is that waits; None while nobody does.
     """
 
-    def __init__(self, governor: Governor) -> None:
+    def __init__(self, governor: Governor, capacity: int = 1) -> None:
         self._governor = governor
-        self._holder: Waits | None = None
-        self._busy = False
+        self._free = capacity
+        self._holders: list[Waits] = []
         self._places: dict[Place, None] = {}  # who looked longest ago comes first
         self._arrivals = 0
         self._aged = -math.inf
@@ -85,8 +89,9 @@ class Line:
         **Cancellation:** the place is given up.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if not self._busy:
-            self._busy, self._holder = True, who
+        if self._free:
+            self._free -= 1
+            self._holders.append(who)
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         self._arrivals += 1
@@ -100,7 +105,7 @@ class Line:
         while True:
             await trio.lowlevel.wait_task_rescheduled(abort)
             if place.called:
-                self._holder = who
+                self._holders.append(who)
                 return
             self._give_up(place)
             place.sleeps, place.ask = True, who.claim()
@@ -116,13 +121,13 @@ class Line:
         try:
             yield
         finally:
-            self.leave()
+            self.leave(who)
 
-    def leave(self) -> None:
+    def leave(self, who: Waits) -> None:
         """Let the next one have the queue."""
-        self._holder = None
+        self._holders.remove(who)
         if not self._places:
-            self._busy = False
+            self._free += 1
             return
         chosen = self._next()
         self._give_up(chosen)
@@ -150,8 +155,8 @@ class Line:
         self._places[place] = None
         if self.first is None or _rank(place.ask) < _rank(self.first):
             self.first = place.ask
-            if self._holder is not None:
-                self._holder.look()
+            for holder in self._holders:
+                holder.look()
 
     def _give_up(self, place: Place) -> None:
         del self._places[place]

@@ -213,7 +213,7 @@ class Run:
             await self._leave(outputs or {})
             self._observer.tell("ended", self._number, self.outcome, self.ended.counts)
             if mine:
-                line.leave()
+                line.leave(self)
         if outputs is not None:
             return [outputs[name] for name in wanted]
         try:

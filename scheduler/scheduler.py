@@ -215,7 +215,7 @@ class Scheduler(trio.abc.AsyncResource):
         made = sessions[-1]
         if self._batch_wait_s:
             made._batches = Batches(
-                *(self._nursery, self._batch_wait_s, self._home, made.policy),
+                *(self._nursery, made._line(replicas + 1), self._batch_wait_s, self._home, made.policy),
                 *(made.get_inputs(), made.get_outputs(), made._alone),
             )
         return made

@@ -20,7 +20,7 @@ from .binding import IOBinding
 from .cut import KEPT, PieceTable
 from .feeds import check_feeds, check_names
 from .home import Home
-from .line import Errand
+from .line import Errand, Line
 from .neighbours import Neighbours
 from .observer import Lane, Meter, Observer, Sink
 from .options import RunOptions
@@ -275,6 +275,10 @@ class Session(trio.abc.AsyncResource):
         except (trio.ClosedResourceError, DeviceHung):
             return False
         return True
+
+    def _line(self, capacity: int) -> Line:
+        """A line before the session's, by the same rules."""
+        return Line(self._governor, capacity)
 
     def _know(self, like: tuple[tuple[str, tuple[int, ...]], ...], spent_s: float) -> None:
         """Remember what a run with inputs of these shapes took."""

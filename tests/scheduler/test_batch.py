@@ -76,6 +76,35 @@ async def test_a_full_batch_waits_no_longer(autojump_clock: MockClock) -> None:
         check(model, made)
 
 
+async def test_while_the_session_is_busy_a_batch_takes_in_more_and_the_urgent_one_is_next(
+    autojump_clock: MockClock,
+) -> None:
+    """One batch runs and one is ready; what comes meanwhile is not put together yet, however long it waits."""
+    model, made, order = FakeModel(), Outputs(), list[int]()
+
+    async def one(number: int, priority: int = 0) -> None:
+        await put(session, made, number, priority=priority)
+        order.append(number)
+
+    async with trionnx.open_scheduler(backend="fake", batch_wait_s=0.01) as scheduler:
+        session = await scheduler.load(model)
+        async with trio.open_nursery() as nursery:
+            for number in range(4):  # two batches, of 10 segments each: 0.05 s
+                nursery.start_soon(one, number)
+                if number % 2:
+                    await trio.sleep(0.011)
+            for number in range(4, 10):
+                nursery.start_soon(one, number)
+                nursery.start_soon(one, number + 10, 1)
+                await trio.sleep(0.004)
+        assert model.engines[0].count("begin") == 4
+        assert set(order[:2]) == {0, 1}
+        assert set(order[2:4]) == {2, 3}
+        assert set(order[4:10]) == set(range(14, 20))
+        check(model, made)
+        assert len(made) == 16
+
+
 async def test_what_differs_does_not_go_together(autojump_clock: MockClock) -> None:
     model, made = FakeModel(), Outputs()
     seen: list[tuple[int, int]] = []

@@ -159,6 +159,27 @@ async def test_sessions_on_one_adapter_take_turns(autojump_clock: MockClock, fee
     assert governor_of("fake: fake").state.held == {}
 
 
+async def test_a_low_priority_ends_within_its_aging_bound(autojump_clock: MockClock, feed: Feed) -> None:
+    """Others of a high priority run without end: each segment waits `aging_s`, and for one in flight."""
+    models = [FakeModel(((StepView("gpu", cost_s=0.005),) * 8,)) for _ in range(4)]
+    async with trionnx.open_scheduler(backend="fake", aging_s=0.3, max_in_flight=1) as scheduler:
+        low, *high = [await scheduler.load(model) for model in models]
+
+        async def busy(session: trionnx.Session) -> None:
+            while True:
+                await session.run(None, feed, trionnx.RunOptions(priority=5))
+
+        async with trio.open_nursery() as nursery:
+            for session in high:
+                nursery.start_soon(busy, session)
+            await trio.sleep(0.1)
+            begin = trio.current_time()
+            assert same(await low.run(None, feed), models[0], feed)
+            took_s = trio.current_time() - begin
+            nursery.cancel_scope.cancel()
+        assert 8 * 0.3 <= took_s <= 8 * (0.3 + 2 * 0.005)
+
+
 async def test_sessions_on_two_adapters_do_not_wait_for_each_other(autojump_clock: MockClock, feed: Feed) -> None:
     models = [FakeModel(adapter=name) for name in ("a", "b")]
     async with trionnx.open_scheduler(backend="fake") as scheduler:
