@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 __all__ = [
     "LAG_S",
@@ -154,35 +154,20 @@ def decide(state: State, event: Event, now: float, aging_s: float = math.inf) ->
         now: by the clock of deadlines.
         aging_s: how long a run waits for a turn at most while others with a higher claim come.
     """
-    state = _after(state, event, now)
-    granted: list[int] = []
-    while True:
-        ready = [waiter for waiter in state.waiting if waiter[0].run not in state.paused]
-        if not ready:
-            break
-        runs = state.runs - (state.paused - state.held.keys())
-        first = urgent(ready, state.used, now, aging_s)
-        ask, since = first
-        above = (priority for run, priority in state.there.items() if run not in state.paused)
-        if now - since < aging_s and ask.priority < max(above):
-            break
-        if state.in_flight >= ask.limit + (ask.ahead if runs == {ask.run} else 0):
-            break
-        waiting = tuple(waiter for waiter in state.waiting if waiter is not first)
-        held = {**state.held, ask.run: (*state.held.get(ask.run, ()), ask)}
-        used = _charged(state.used, ask, ask.cost_s)
-        state = replace(state, waiting=waiting, held=held, used=used)
-        granted.append(ask.run)
+    books = _Books(state)
+    books.enter(event, now)
+    granted = books.grant(now, aging_s)
     recalled: tuple[int, ...] = ()
     if isinstance(event, Ask | Release) and event.run not in granted:
         mine = event.priority if isinstance(event, Ask) else math.inf
         ahead = [
             run
-            for run, (ask, *more) in state.held.items()
+            for run, (ask, *more) in books.held.items()
             if run != event.run and len(more) >= ask.limit and ask.priority <= mine
         ]
         recalled = tuple(ahead)
-    return Outcome(_evened(state, now), tuple(granted), recalled)
+    books.even(now)
+    return Outcome(books.state(), tuple(granted), recalled)
 
 
 def urgent(waiting: Iterable[Waiter], used: Mapping[int, float], now: float, aging_s: float) -> Waiter:
@@ -212,63 +197,104 @@ def needed_s(mine: Ask, others: Iterable[Ask]) -> float:
     return mine.left_s + sum(ask.left_s for ask in others if (-ask.priority, ask.deadline) <= before)
 
 
-def _after(state: State, event: Event, now: float) -> State:
-    match event:
-        case Ask():
-            idle = not state.waiting and not state.held and now - state.idle_since >= LAG_S
-            used = {} if idle else dict(state.used)
-            used.setdefault(event.share, 0.0)
-            waiting = tuple((event, since) if ask.run == event.run else (ask, since) for ask, since in state.waiting)
-            if all(ask is not event for ask, _ in waiting):
-                waiting = (*waiting, (event, now))
-            there = state.there
-            if there.get(event.run) != event.priority:
-                there = {**there, event.run: event.priority}
-            return replace(state, waiting=waiting, used=used, there=there)
-        case Return():
-            held = dict(state.held)
-            asks = held.pop(event.run, ())
-            if not asks:
-                return state
-            if asks[1:]:
-                held[event.run] = asks[1:]
-            more_s = 0.0 if event.took_s is None else event.took_s - asks[0].cost_s
-            return replace(state, held=held, used=_charged(state.used, asks[0], more_s))
-        case Leave():
-            held = dict(state.held)
-            asks = held.pop(event.run, ())
-            if kept := asks[: event.in_flight]:
-                held[event.run] = kept
-            left = state.used
-            for ask in asks[len(kept) :]:
-                left = _charged(left, ask, -ask.cost_s)
-            waiting = tuple(waiter for waiter in state.waiting if waiter[0].run != event.run)
-            there = {run: priority for run, priority in state.there.items() if run != event.run}
-            paused = state.paused - {event.run}
-            return replace(state, waiting=waiting, held=held, there=there, paused=paused, used=left)
-        case Hold():
-            return replace(state, paused=state.paused | {event.run})
-        case Release():
-            return replace(state, paused=state.paused - {event.run})
+class _Books:
+    """A state while it is changed."""
 
+    __slots__ = ("held", "idle_since", "paused", "there", "used", "waiting")
 
-def _charged(used: Mapping[int, float], ask: Ask, seconds: float) -> Mapping[int, float]:
-    """With so many seconds more used by a run's share; no earlier debt of more than `LAG_S` is kept."""
-    before = used.get(ask.share, 0.0)
-    return {**used, ask.share: (min(before, LAG_S) if seconds > 0 else before) + seconds / ask.weight}
+    def __init__(self, state: State) -> None:
+        self.waiting = list(state.waiting)
+        self.held = dict(state.held)
+        self.there = dict(state.there)
+        self.paused = state.paused
+        self.used = dict(state.used)
+        self.idle_since = state.idle_since
 
+    def state(self) -> State:
+        return State(tuple(self.waiting), self.held, self.there, self.paused, self.used, self.idle_since)
 
-def _evened(state: State, now: float) -> State:
-    """What is used, counted anew from the least in action; who is away and has nothing to claim is forgotten."""
-    there = {asks[0].share for asks in state.held.values()}
-    there |= {ask.share for ask, _ in state.waiting if ask.run not in state.paused}
-    least = min((state.used[share] for share in there), default=0.0)
-    kept = there | {ask.share for ask, _ in state.waiting}
-    used = {
-        share: max(seconds - least, -LAG_S)
-        for share, seconds in state.used.items()
-        if share in kept or (seconds != least and seconds - least > -LAG_S)
-    }
-    if state.waiting or state.held or not used:
-        return replace(state, used=used, idle_since=-math.inf)
-    return replace(state, used=used, idle_since=now if state.idle_since == -math.inf else state.idle_since)
+    def enter(self, event: Event, now: float) -> None:
+        """What an event says, without what follows from it."""
+        match event:
+            case Ask():
+                self._ask(event, now)
+            case Return():
+                asks = self.held.pop(event.run, ())
+                if not asks:
+                    return
+                if asks[1:]:
+                    self.held[event.run] = asks[1:]
+                if event.took_s is not None:
+                    self._charge(asks[0], event.took_s - asks[0].cost_s)
+            case Leave():
+                asks = self.held.pop(event.run, ())
+                if kept := asks[: event.in_flight]:
+                    self.held[event.run] = kept
+                for ask in asks[len(kept) :]:
+                    self._charge(ask, -ask.cost_s)
+                self.waiting = [waiter for waiter in self.waiting if waiter[0].run != event.run]
+                self.there.pop(event.run, None)
+                self.paused -= {event.run}
+            case Hold():
+                self.paused |= {event.run}
+            case Release():
+                self.paused -= {event.run}
+
+    def _ask(self, ask: Ask, now: float) -> None:
+        if not self.waiting and not self.held and now - self.idle_since >= LAG_S:
+            self.used = {}
+        self.used.setdefault(ask.share, 0.0)
+        self.there[ask.run] = ask.priority
+        for place, (other, since) in enumerate(self.waiting):
+            if other.run == ask.run:
+                self.waiting[place] = ask, since
+                return
+        self.waiting.append((ask, now))
+
+    def grant(self, now: float, aging_s: float) -> list[int]:
+        """Give turns, while there are some and somebody may have one; to whom, in order."""
+        granted: list[int] = []
+        while True:
+            ready = [waiter for waiter in self.waiting if waiter[0].run not in self.paused]
+            if not ready:
+                return granted
+            first = urgent(ready, self.used, now, aging_s)
+            ask, since = first
+            above = (priority for run, priority in self.there.items() if run not in self.paused)
+            if now - since < aging_s and ask.priority < max(above):
+                return granted
+            mine = self.held.get(ask.run, ())
+            in_flight = sum(map(len, self.held.values()))
+            if in_flight >= ask.limit and (in_flight >= ask.limit + ask.ahead or not self._alone(ask.run)):
+                return granted
+            self.waiting.remove(first)
+            self.held[ask.run] = (*mine, ask)
+            self._charge(ask, ask.cost_s)
+            granted.append(ask.run)
+
+    def _alone(self, run: int) -> bool:
+        """Whether no other run waits or has turns; one that is held only if it has."""
+        if len(self.held) > 1 or (self.held and run not in self.held):
+            return False
+        return all(ask.run == run or ask.run in self.paused for ask, _ in self.waiting)
+
+    def _charge(self, ask: Ask, seconds: float) -> None:
+        """So many seconds more are used by a run's share; no earlier debt of more than `LAG_S` is kept."""
+        before = self.used.get(ask.share, 0.0)
+        self.used[ask.share] = (min(before, LAG_S) if seconds > 0 else before) + seconds / ask.weight
+
+    def even(self, now: float) -> None:
+        """Count what is used anew from the least in action; who is away with nothing to claim is forgotten."""
+        there = {asks[0].share for asks in self.held.values()}
+        there |= {ask.share for ask, _ in self.waiting if ask.run not in self.paused}
+        least = min((self.used[share] for share in there), default=0.0)
+        kept = there | {ask.share for ask, _ in self.waiting}
+        self.used = {
+            share: max(seconds - least, -LAG_S)
+            for share, seconds in self.used.items()
+            if share in kept or (seconds != least and seconds - least > -LAG_S)
+        }
+        if self.waiting or self.held or not self.used:
+            self.idle_since = -math.inf
+        elif self.idle_since == -math.inf:
+            self.idle_since = now
