@@ -51,6 +51,7 @@ lint: setup-dev
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(RUN)
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 pytest: setup-dev
 	$(RUN) -m pytest

@@ -32,7 +32,7 @@ from ..gpu.device.adapters import AdapterInfo
 from ..gpu.device.drivers import apply, boot, driver_files, environment, machine, variables
 from ..gpu.device.verdicts import Book, Outcome, Survey, Verdict, adapter_info
 
-__all__ = ["ANSWER_S", "Probe", "answer_bound", "cache_folder", "open_probe", "remembered"]
+__all__ = ["ANSWER_S", "Probe", "answer_bound", "cache_folder", "open_probe", "remembered", "unwritten"]
 
 ANSWER_S = 2.5
 """Within how many seconds a driver is to answer; `TRIONNX_PROBE` says another number."""
@@ -176,6 +176,7 @@ class _Process:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.surveys: dict[object, Survey] = {}
+        self.unwritten: dict[object, OSError] = {}
 
     def acquire(self) -> None:
         """For a thread of Trio's: the holder may belong to another Trio run."""
@@ -197,7 +198,8 @@ class Probe:
     survey: Survey
 
     def __init__(self, process: _Process, folder: Path, bound_s: float) -> None:
-        self._known, self._key = process.surveys, (folder, variables())
+        self._known, self._unwritten = process.surveys, process.unwritten
+        self._key = folder, variables()
         self._book = Book(folder)
         self._bound_s = bound_s
         self._machine = ""
@@ -292,7 +294,12 @@ class Probe:
         self.survey = self._known[self._key] = survey
         if not self._machine:
             self._machine = await trio.to_thread.run_sync(machine, abandon_on_cancel=True)
-        await trio.to_thread.run_sync(self._book.put, self._machine, self.survey, abandon_on_cancel=True)
+        try:
+            await trio.to_thread.run_sync(self._book.put, self._machine, self.survey, abandon_on_cancel=True)
+        except OSError as error:  # this process knows it all the same
+            self._unwritten[self._key] = error
+        else:
+            self._unwritten.pop(self._key, None)
 
     async def _close(self) -> None:
         child, self._child = self._child, None
@@ -303,6 +310,11 @@ class Probe:
 def remembered(cache_dir: str | os.PathLike[str] | None = None) -> Survey | None:
     """What this process knows of the drivers, asking nobody; the folder as for `open_probe`."""
     return _process.surveys.get((cache_folder(cache_dir), variables()))
+
+
+def unwritten(cache_dir: str | os.PathLike[str] | None = None) -> OSError | None:
+    """Why what this process found out could not be written for the next one; None: it could, or there was nothing."""
+    return _process.unwritten.get((cache_folder(cache_dir), variables()))
 
 
 @asynccontextmanager
@@ -335,6 +347,7 @@ async def open_probe(cache_dir: str | os.PathLike[str] | None = None, *, anew: b
         try:
             if anew:
                 process.surveys.clear()
+                process.unwritten.clear()
                 await trio.to_thread.run_sync(partial(Book.forget, probe._book), abandon_on_cancel=True)
             await probe._open()
             yield probe

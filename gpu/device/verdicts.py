@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -90,7 +91,7 @@ class Survey:
 
 
 class Book:
-    """Surveys by machine (`drivers.machine`), in one file. What cannot be read or written is left be.
+    """Surveys by machine (`drivers.machine`), in one file. What cannot be read, or was damaged, is not there.
 
     Several processes may write at once: one of them wins, and the file is whole at any time.
 
@@ -104,15 +105,20 @@ class Book:
     def get(self, machine: str) -> Survey | None:
         """What is remembered of a machine."""
         try:
-            return _survey(self._entries()[machine])
+            entry = dict(self._entries()[machine])
+            return _survey(entry) if entry.pop("check") == _check(entry) else None
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
     def put(self, machine: str, survey: Survey) -> None:
-        """Remember; no error where that cannot be."""
-        entries = self._entries()
+        """Remember.
+
+        Raises:
+            OSError: it cannot be written; what was there before still is.
+        """
+        entries, entry = self._entries(), _plain(survey)
         entries.pop(machine, None)
-        entries[machine] = _plain(survey)
+        entries[machine] = {"check": _check(entry), **entry}
         text = json.dumps({"format": FORMAT, "machines": dict(list(entries.items())[-KEPT:])}, indent=1)
         made = None
         try:
@@ -120,11 +126,14 @@ class Book:
             with tempfile.NamedTemporaryFile("w", dir=self.file.parent, prefix="probes-", delete=False) as file:
                 made = file.name
                 file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(made, self.file)
         except OSError:
             if made is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(made)
+            raise
 
     def forget(self) -> None:
         """Forget all.
@@ -169,6 +178,11 @@ def _plain(survey: Survey) -> dict[str, Any]:
         "refused": {file: asdict(verdict) for file, verdict in survey.refused.items()},
         "trials": {identity: asdict(verdict) for identity, verdict in survey.trials.items()},
     }
+
+
+def _check(plain: Mapping[str, Any]) -> int:
+    """A number that is another one where anything is."""
+    return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
 def _survey(plain: Any) -> Survey:

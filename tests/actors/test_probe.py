@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 import trio
 
 from trionnx.actors import probe as probes
-from trionnx.actors.probe import cache_folder, open_probe
+from trionnx.actors.probe import cache_folder, open_probe, unwritten
 from trionnx.gpu.device.adapters import AdapterInfo
 from trionnx.gpu.device.drivers import driver_files
 from trionnx.gpu.device.verdicts import Survey, Verdict
@@ -210,25 +213,66 @@ async def test_a_file_that_cannot_be_understood_is_made_anew(children: Children,
     assert len(children.started) == 2
 
 
-@pytest.mark.parametrize("fault", ["a file in the way", "no right", "full"])
+FAULTS = {
+    "a file in the way": (None, "", errno.EEXIST),
+    "no right": (Path, "mkdir", errno.EACCES),
+    "read-only": (tempfile, "NamedTemporaryFile", errno.EROFS),
+    "full": (os, "fsync", errno.ENOSPC),
+    "no right to replace": (os, "replace", errno.EPERM),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_what_cannot_be_remembered_is_used_all_the_same(
     children: Children, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object, **options: object) -> None:
-        raise (PermissionError if fault == "no right" else OSError)(28, "no")
+        raise OSError(number, "no")
 
     children.script(SOUND)
-    if fault == "a file in the way":
-        (tmp_path / "cache").write_text("here")
-    elif fault == "no right":
-        monkeypatch.setattr(Path, "mkdir", refuse)
-    else:
-        monkeypatch.setattr(os, "replace", refuse)
-    for _ in range(2):
-        async with open_probe() as probe:
-            assert (await probe.attempt(FIRST)).ok
-    assert len(children.started) == 1
+    owner, call, number = FAULTS[fault]
+    with monkeypatch.context() as patch:
+        if owner is None:
+            (tmp_path / "cache").write_text("here")
+        else:
+            patch.setattr(owner, call, refuse)
+        for _ in range(2):
+            async with open_probe() as probe:
+                assert (await probe.attempt(FIRST)).ok
+        assert len(children.started) == 1
+        refused = unwritten()
+        assert refused is not None
+        assert refused.errno == number
     assert not (tmp_path / "cache").is_dir() or list((tmp_path / "cache").iterdir()) == []
+    children.fresh_process()
+    async with open_probe() as probe:
+        assert (await probe.attempt(FIRST)).ok
+    assert len(children.started) == 2
+    assert (unwritten() is None) == (owner is not None)
+
+
+@pytest.mark.skipif(not shutil.which("unshare") or not shutil.which("mount"), reason="there is no mount of one's own")
+@pytest.mark.parametrize(
+    ("options", "why"), [("ro", errno.EROFS), ("size=4k", errno.ENOSPC), ("nr_inodes=2", errno.ENOSPC)]
+)
+def test_doctor_says_that_the_cache_folder_cannot_be_written(options: str, why: int, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    script = (
+        'mount -t tmpfs -o "$1" tmpfs "$2" || exit 9\n'
+        '{ head -c 5000 /dev/zero > "$2/other"; } 2> /dev/null\n'
+        'for _ in 1 2; do "$3" -m trionnx doctor --adapter abacus; ls "$2"; done'
+    )
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", options, str(tmp_path / "cache"), sys.executable]
+    environment = {**os.environ, "TRIONNX_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "1000"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    if done.returncode == 9 or "unshare" in done.stderr:
+        pytest.skip(f"mounting is not allowed here: {done.stderr}")
+    told = f"nothing can be remembered in {tmp_path / 'cache'}: {os.strerror(why)}; each process tries anew\n"
+    assert done.stdout.count(told) == 2
+    assert done.stdout.count("tried now") + done.stdout.count("no adapters") >= 2
+    assert "as of 20" not in done.stdout
+    assert "probes" not in done.stdout
+    assert done.stderr == ""
 
 
 async def test_a_fault_that_does_not_hold_any_more_is_tried_again(

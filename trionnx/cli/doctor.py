@@ -21,7 +21,7 @@ import trio
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
-from ..actors.probe import cache_folder
+from ..actors.probe import cache_folder, unwritten
 from ..gpu.device.verdicts import Survey, Verdict
 from ..gpu.errors import NoAdapter
 from ..scheduler import open_scheduler
@@ -90,6 +90,8 @@ def _adapters(console: Console, anew: bool) -> Survey:
     known = (survey.listing, *survey.refused.values(), *survey.trials.values())
     if any(verdict.at < started for verdict in known):
         console.print(f"remembered in {cache_folder()}; trionnx doctor --reprobe forgets it and tries anew")
+    if (fault := unwritten()) is not None:
+        console.print(f"nothing can be remembered in {cache_folder()}: {fault.strerror}; each process tries anew")
     console.print()
     return survey
 

@@ -26,12 +26,10 @@ class Cancelled:
     """What came of a run that was to be cancelled.
 
     Attributes:
-        asked_s: when its scope was to be cancelled, from the start of `run`.
         left_s: from the cancel to the scope left; None where the run was over before.
         late: segments that were handed over after the cancel.
     """
 
-    asked_s: float
     left_s: float | None
     late: int
 
@@ -107,7 +105,7 @@ async def cancel_after(session: Session, feeds: Mapping[str, Any], delay_s: floa
         if scope.cancelled_caught:
             left = time.perf_counter() - at
         nursery.cancel_scope.cancel()
-    return Cancelled(delay_s, left, int(handed.count - count) if left is not None else 0)
+    return Cancelled(left, int(handed.count - count) if left is not None else 0)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import errno
 import math
+import os
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trionnx.gpu.device.adapters import AdapterInfo
 from trionnx.gpu.device.verdicts import DAY_S, KEPT, Book, Survey, Verdict
@@ -58,6 +64,62 @@ def test_a_book_gives_back_what_was_put(tmp_path):
     assert book.get("machine 0") == SURVEY
     book.forget()
     assert book.get("machine 0") is None
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize(
+    ("owner", "call"), [(Path, "mkdir"), (tempfile, "NamedTemporaryFile"), (os, "fsync"), (os, "replace")]
+)
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch, owner, call, fault):
+    def refuse(*_, **options):
+        raise OSError(fault, os.strerror(fault))
+
+    book = Book(tmp_path)
+    book.put("here", SURVEY)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, refuse)
+        with pytest.raises(OSError, match=os.strerror(fault)):
+            book.put("here", Survey(Verdict("crash")))
+    assert book.get("here") == SURVEY
+    assert [file.name for file in tmp_path.iterdir()] == ["probes.json"]
+
+
+def test_a_file_that_is_half_written_is_taken_away(tmp_path):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    book = Book(tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            book.put("here", SURVEY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    assert book.get("here") is None
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    book = Book(tmp_path_factory.mktemp("book"))
+    book.put("here", SURVEY)
+    return book, book.file.read_bytes()
+
+
+def test_a_truncated_file_is_not_believed(whole):
+    book, content = whole
+    for length in range(len(content)):
+        book.file.write_bytes(content[:length])
+        assert book.get("here") is None
+    book.file.write_bytes(content)
+    assert book.get("here") == SURVEY
+
+
+@given(data=st.data())
+def test_a_damaged_file_is_not_believed(whole, data):
+    book, content = whole
+    at, length = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 9))
+    book.file.write_bytes(content[:at] + data.draw(st.binary(max_size=9)) + content[at + length :])
+    assert book.get("here") in (None, SURVEY)
 
 
 def test_writers_at_the_same_time_leave_a_whole_file(tmp_path):
