@@ -5,10 +5,7 @@ This file asks no driver: a probe does (actors/probe.py), in a process of its ow
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -17,14 +14,12 @@ from typing import Any, Literal, get_args
 
 from .adapters import AdapterInfo
 from .drivers import boot
+from .entries import Entries
 
 __all__ = ["Book", "Outcome", "Survey", "Verdict", "adapter_info"]
 
 Outcome = Literal["ok", "error", "wrong", "crash", "timeout"]
 DAY_S = 86_400.0
-KEPT = 16
-LARGEST_FILE = 1 << 20
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,39 +87,23 @@ class Survey:
 class Book:
     """Surveys by machine (`drivers.machine`), in one file. What cannot be read or written is left be.
 
-    Several processes may write at once: one of them wins, and the file is whole at any time.
-
     Args:
         folder: where the file is; made when there is something to write.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.file = Path(folder) / "probes.json"
+        self._entries = Entries(Path(folder) / "probes.json", "machines")
 
     def get(self, machine: str) -> Survey | None:
         """What is remembered of a machine."""
         try:
-            return _survey(self._entries()[machine])
+            return _survey(self._entries.read()[machine])
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
     def put(self, machine: str, survey: Survey) -> None:
         """Remember; no error where that cannot be."""
-        entries = self._entries()
-        entries.pop(machine, None)
-        entries[machine] = _plain(survey)
-        text = json.dumps({"format": FORMAT, "machines": dict(list(entries.items())[-KEPT:])}, indent=1)
-        made = None
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.file.parent, prefix="probes-", delete=False) as file:
-                made = file.name
-                file.write(text)
-            os.replace(made, self.file)
-        except OSError:
-            if made is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(made)
+        self._entries.put(machine, _plain(survey))
 
     def forget(self) -> None:
         """Forget all.
@@ -132,17 +111,7 @@ class Book:
         Raises:
             OSError: the file cannot be removed.
         """
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            self.file.unlink()
-
-    def _entries(self) -> dict[str, Any]:
-        try:
-            with open(self.file, "rb") as file:
-                content = json.loads(file.read(LARGEST_FILE))
-            entries = content["machines"] if content["format"] == FORMAT else {}
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return {}
-        return entries if isinstance(entries, dict) else {}
+        self._entries.forget()
 
 
 def adapter_info(facts: Any) -> AdapterInfo:

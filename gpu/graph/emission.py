@@ -115,7 +115,9 @@ class Emission(Places):
             groups: workgroups for the whole step.
             dtype: of the result.
             shape: of the result; its elements in row-major order are what `store` counts.
-            flops, effort, touches: as of `dispatch`.
+            flops: as of `dispatch`.
+            effort: as of `dispatch`.
+            touches: as of `dispatch`.
             of: all its elements are elements of this, so they are f16 if those are.
         """
         assert kernel.result is not None
