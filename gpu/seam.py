@@ -345,16 +345,23 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """What one step of a run took: `seconds` on the device, or on the CPU.
+    """What a step of a run, or the part of it that one segment held, took.
 
     Attributes:
-        node: the node's name. kernel: the shader, "copy", or the operator of a step on the CPU.
+        node: the node's name. kernel: the shader, "copy", "upload", "fetch", or the operator of a step on the CPU.
+        seconds: on the device, or on the CPU. Where the device cannot tell steps apart, their common time is
+            divided as estimated.
+        flops: operations on numbers, a multiply-add is two; as the operator's definition has them. 0 for steps on
+            the CPU.
+        nbytes: bytes that were read and written, each once, whatever a kernel reads again. Likewise.
     """
 
     node: str
     kernel: str
     where: StepKind
     seconds: float
+    flops: float = 0.0
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +369,7 @@ class Ended:
     """A run is over: nothing of it is in flight, its buffers may be used again.
 
     Attributes:
-        times: of each step that was executed, in order, where the run was to be profiled.
+        times: of each step that was executed, or part of one, in order, where the run was to be profiled.
     """
 
     run: int

@@ -38,7 +38,7 @@ class Seen(NamedTuple):
         at: by Trio's clock. what: to the run, "called" .. "granted", "stops", "ended"; to a segment, the others.
         run: its number; no other run of the queue has it. seq: the segment's, in its run.
         detail: of "called", the run's tag; of "handed", the kind of the steps; of "stops" and "ended", the outcome.
-        gpu_s: of "finished", seconds on the device, where known.
+        gpu_s: of "finished", seconds on the device, where known. priority: of "called".
         counts: of "ended", what became of the segments.
     """
 
@@ -50,10 +50,20 @@ class Seen(NamedTuple):
     detail: str = ""
     gpu_s: float | None = None
     counts: Counts | None = None
+    priority: int = 0
 
 
-Sink = Callable[[Seen], None]
-"""Hears what happens, at once, on the Trio thread; must not raise."""
+class Sink(NamedTuple):
+    """Who listens.
+
+    Attributes:
+        hear: is told what happens, on the Trio thread; must not raise.
+        closely: whether each segment is to be told of as soon as it is answered, which takes a wake of the Trio
+            thread; else of several at once, when there is something to do for their run.
+    """
+
+    hear: Callable[[Seen], None]
+    closely: bool = True
 
 
 class Meter:
@@ -101,13 +111,13 @@ class Observer:
 
     Attributes:
         lane, meter: of this session alone.
-        listened: whether anybody hears; only then replies are worth a wake of the Trio thread each.
+        listened: whether anybody listens closely; only then replies are worth a wake of the Trio thread each.
     """
 
     def __init__(self, lane: Lane, sinks: tuple[Sink, ...], whole: Meter) -> None:
         self.lane, self._sinks, self._whole = lane, sinks, whole
         self.meter = Meter()
-        self.listened = bool(sinks)
+        self.listened = any(sink.closely for sink in sinks)
 
     def handed(self, run: int, seq: int, kind: str) -> None:
         """A segment is handed over."""
@@ -129,11 +139,12 @@ class Observer:
                 what, gpu_s = "finished", reply.gpu_s
             self._say(Seen(now, what, self.lane, run, seq, gpu_s=gpu_s))
 
-    def tell(self, what: What, run: int, detail: str = "", counts: Counts | None = None) -> None:
+    def tell(self, what: What, run: int, detail: str = "", counts: Counts | None = None, priority: int = 0) -> None:
         """Something else happened to a run."""
         if self._sinks:
-            self._say(Seen(trio.current_time(), what, self.lane, run, detail=detail, counts=counts))
+            now = trio.current_time()
+            self._say(Seen(now, what, self.lane, run, detail=detail, counts=counts, priority=priority))
 
     def _say(self, seen: Seen) -> None:
         for sink in self._sinks:
-            sink(seen)
+            sink.hear(seen)

@@ -93,5 +93,8 @@ class RunOptions:
 
     @property
     def node_times(self) -> tuple[NodeTime, ...]:
-        """What each step took in the newest run that ended with these options, where `profile` was set."""
+        """What each step took, and how much it did, in the newest run that ended with these options.
+
+        Nothing where `profile` was not set. A step that was cut comes in parts. `trionnx profile` sums them up.
+        """
         return self._times

@@ -116,7 +116,7 @@ class Run:
         self.ended = Ended(self._number)
         self.hung = False
         self.outcome: Outcome = "whole"
-        observer.tell("called", self._number, options.tag)
+        observer.tell("called", self._number, options.tag, priority=options.priority)
 
     @property
     def remaining_s(self) -> float:

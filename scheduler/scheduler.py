@@ -344,6 +344,7 @@ async def open_scheduler(
     cache_dir: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
     expose: bool | None = None,
+    telemetry: bool = False,
 ) -> AsyncIterator[Scheduler]:
     """Open a scheduler, for ``async with``; leaving stops and drains every session.
 
@@ -368,6 +369,7 @@ async def open_scheduler(
             JSON format. Until then it is kept in memory. Each segment then wakes Trio's thread.
         expose: let ``trionnx top`` show the statistics: they are written to a file of this user's alone, twice a
             second. None: where ``TRIONNX_EXPOSE`` is 1.
+        telemetry: tell OpenTelemetry of runs: a span for each, and metrics. With the extra ``trionnx[otel]``.
 
     Yields:
         The scheduler.
@@ -376,6 +378,7 @@ async def open_scheduler(
         ValueError: an unknown name of a back end or of an isolation, `max_in_flight` below 1, an `aging_s`
             that is not positive, or a `batch_wait_s` below 0.
         TypeError: an argument is of a wrong kind.
+        ImportError: `telemetry` without the extra.
         OSError: the trace cannot be written, or its folder is not there; likewise of what is to be exposed.
         RuntimeError: called outside Trio.
 
@@ -394,8 +397,13 @@ async def open_scheduler(
     folder_of("cache_dir", cache_dir)
     if not (expose is None or isinstance(expose, bool)):
         raise TypeError(f"expose is True, False or None, not {expose!r}")
+    if not isinstance(telemetry, bool):
+        raise TypeError(f"telemetry is True or False, not {telemetry!r}")
     tracer = None if trace is None else Trace(folder_of("trace", trace) or "")
-    sinks: tuple[Sink, ...] = () if tracer is None else (tracer.note,)
+    sinks: tuple[Sink, ...] = () if tracer is None else (Sink(tracer.note),)
+    teller = _telemetry(lambda: scheduler.statistics()) if telemetry else None
+    if teller is not None:
+        sinks += (Sink(teller.hear, closely=False),)
     await trio.lowlevel.checkpoint()
     error: BaseException
     try:
@@ -411,6 +419,8 @@ async def open_scheduler(
             finally:
                 with trio.move_on_after(EXIT_BOUND_S, shield=True):
                     await scheduler.aclose()
+                if teller is not None:
+                    teller.measure()
                 if tracer is not None:
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(tracer.write)
@@ -427,6 +437,14 @@ async def open_scheduler(
     finally:
         error.__context__ = context
         del error, context
+
+
+def _telemetry(look: Callable[[], Statistics]) -> Any:
+    try:
+        from .telemetry import Telemetry
+    except ModuleNotFoundError as error:
+        raise ImportError("telemetry needs OpenTelemetry: pip install 'trionnx[otel]'") from error
+    return Telemetry(look)
 
 
 async def _content(source: Any) -> Any:

@@ -41,6 +41,7 @@ from ..seam import (
     Freed,
     Load,
     Loaded,
+    NodeTime,
     Outputs,
     Progress,
     Read,
@@ -86,6 +87,7 @@ class _Run:
     wanted: tuple[str, ...] = ()
     outputs: dict[str, Any] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    times: tuple[NodeTime, ...] = ()
 
 
 class OrtCpuEngine:
@@ -307,6 +309,8 @@ class OrtCpuEngine:
         if len(self._costs) >= _COSTS:
             self._costs.clear()
         self._costs[run.request.model, _shapes(run.feeds)] = seconds
+        if run.request.profile:
+            run.times = (NodeTime("the whole model", "ONNX Runtime", "opaque", seconds),)
         run.outputs = dict(zip(run.wanted, values, strict=True))
         return Fenced(segment.run, segment.seq, gpu_s=seconds, ready=run.wanted)
 
@@ -335,7 +339,7 @@ class OrtCpuEngine:
         self._kept.end(number, kept)
         with self._lock:
             run = self._runs.pop(number, None)
-        return Ended(number, Counts() if run is None else run.counts)
+        return Ended(number, Counts()) if run is None else Ended(number, run.counts, run.times)
 
     def _terminate(self, run: _Run) -> None:
         """Under the lock."""

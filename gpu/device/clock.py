@@ -13,7 +13,7 @@ from .staging import Staging
 __all__ = ["MARKS", "Clock", "Stamps", "spacing"]
 
 FEATURES = frozenset(("timestamp-query", "timestamp-query-inside-encoders", "timestamp-query-inside-passes"))
-MARKS = 64
+MARKS = 512
 """Timestamps that one command buffer may hold."""
 SLOTS = 6
 RESOLVE = 0x200

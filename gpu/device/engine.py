@@ -388,7 +388,8 @@ class WebGpuEngine:
                 elif self._clock is None:
                     realised.learn(segment, (marks[0], marks[-1]), [elapsed])
                 if run.request.profile:
-                    run.times += times_of(block, marks, seconds or [elapsed])
+                    told = (marks, seconds) if seconds else ((marks[0], marks[-1]), [elapsed])
+                    run.times += times_of(block, segment, *told)
                 if watch is not None:
                     watch.check()
                 self._fenced(run, segment, sum(seconds) if seconds else None, done)
@@ -466,7 +467,7 @@ class WebGpuEngine:
             before = now
         realised.learn(segment, marks, seconds)
         if run.request.profile:
-            run.times += times_of(block, marks, seconds)
+            run.times += times_of(block, segment, marks, seconds)
         return sum(seconds)
 
     def _read(self, request: Read, stops: int) -> Reply:

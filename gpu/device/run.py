@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RunStopped
 from ..graph.block import Block, Result
-from ..graph.steps import Dispatch, HostCall
-from ..seam import Begin, Counts, NodeTime
+from ..graph.steps import Copy, Dispatch, Fetch, HostCall, Step
+from ..seam import Begin, Counts, NodeTime, Segment
 
 __all__ = ["Run", "times_of"]
 
@@ -82,16 +83,31 @@ class Run:
         return Counts(self.submitted, self.finished, self.dropped, self.most_in_flight, self.on_gpu, counted)
 
 
-def times_of(block: Block, marks: Sequence[int], seconds: Sequence[float]) -> list[NodeTime]:
-    """What the steps between marks took; several steps between two marks are one entry."""
-    times = []
+def times_of(block: Block, segment: Segment, marks: Sequence[int], seconds: Sequence[float]) -> list[NodeTime]:
+    """What the steps of a segment took, whose device has told what took the steps between marks."""
+    made, times = block.device, []
     for begin, end, took in zip(marks, marks[1:], seconds, strict=False):
-        steps = block.steps[begin:end]
-        kernels = [
-            s.program.name if isinstance(s, Dispatch) else s.op if isinstance(s, HostCall) else type(s).__name__.lower()
-            for s in steps
-        ]
-        names = ", ".join(dict.fromkeys(s.node for s in steps))
-        kind = block.device.kinds[begin]
-        times.append(NodeTime(names, ", ".join(dict.fromkeys(kernels)), kind, took))
+        parts = [made.part(segment, index) for index in range(begin, end)]
+        costs = [part * cost for part, cost in zip(parts, made.costs[begin:end], strict=True)]
+        for step, kind, part, cost in zip(block.steps[begin:end], made.kinds[begin:end], parts, costs, strict=True):
+            share = part * _flops(step), int(part * _nbytes(step))
+            times.append(NodeTime(step.node, _kernel(step), kind, took * cost / sum(costs), *share))
     return times
+
+
+def _kernel(step: Step) -> str:
+    if isinstance(step, Dispatch):
+        return step.program.name
+    return step.op if isinstance(step, HostCall) else type(step).__name__.lower()
+
+
+def _flops(step: Step) -> float:
+    return step.flops if isinstance(step, Dispatch) else 0.0
+
+
+def _nbytes(step: Step) -> int:
+    if isinstance(step, HostCall):
+        return 0
+    if isinstance(step, Fetch):
+        return math.prod(step.shape) * step.source.each
+    return 2 * step.nbytes if isinstance(step, Copy) else step.nbytes

@@ -5,12 +5,8 @@ This file asks no driver: a probe does (actors/probe.py), in a process of its ow
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import tempfile
 import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,14 +14,12 @@ from typing import Any, Literal, get_args
 
 from .adapters import AdapterInfo
 from .drivers import boot
+from .entries import Entries
 
 __all__ = ["Book", "Outcome", "Survey", "Verdict", "adapter_info"]
 
 Outcome = Literal["ok", "error", "wrong", "crash", "timeout"]
 DAY_S = 86_400.0
-KEPT = 16
-LARGEST_FILE = 1 << 20
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +87,22 @@ class Survey:
 class Book:
     """Surveys by machine (`drivers.machine`), in one file. What cannot be read, or was damaged, is not there.
 
-    Several processes may write at once: one of them wins, and the file is whole at any time.
-
     Args:
         folder: where the file is; made when there is something to write.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.file = Path(folder) / "probes.json"
+        self._entries = Entries(Path(folder) / "probes.json", "machines")
+
+    @property
+    def file(self) -> Path:
+        """The file."""
+        return self._entries.file
 
     def get(self, machine: str) -> Survey | None:
         """What is remembered of a machine."""
         try:
-            entry = dict(self._entries()[machine])
-            return _survey(entry) if entry.pop("check") == _check(entry) else None
+            return _survey(self._entries.read()[machine])
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -116,24 +112,7 @@ class Book:
         Raises:
             OSError: it cannot be written; what was there before still is.
         """
-        entries, entry = self._entries(), _plain(survey)
-        entries.pop(machine, None)
-        entries[machine] = {"check": _check(entry), **entry}
-        text = json.dumps({"format": FORMAT, "machines": dict(list(entries.items())[-KEPT:])}, indent=1)
-        made = None
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.file.parent, prefix="probes-", delete=False) as file:
-                made = file.name
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(made, self.file)
-        except OSError:
-            if made is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(made)
-            raise
+        self._entries.put(machine, _plain(survey))
 
     def forget(self) -> None:
         """Forget all.
@@ -141,17 +120,7 @@ class Book:
         Raises:
             OSError: the file cannot be removed.
         """
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            self.file.unlink()
-
-    def _entries(self) -> dict[str, Any]:
-        try:
-            with open(self.file, "rb") as file:
-                content = json.loads(file.read(LARGEST_FILE))
-            entries = content["machines"] if content["format"] == FORMAT else {}
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return {}
-        return entries if isinstance(entries, dict) else {}
+        self._entries.forget()
 
 
 def adapter_info(facts: Any) -> AdapterInfo:
@@ -178,11 +147,6 @@ def _plain(survey: Survey) -> dict[str, Any]:
         "refused": {file: asdict(verdict) for file, verdict in survey.refused.items()},
         "trials": {identity: asdict(verdict) for identity, verdict in survey.trials.items()},
     }
-
-
-def _check(plain: Mapping[str, Any]) -> int:
-    """A number that is another one where anything is."""
-    return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
 def _survey(plain: Any) -> Survey:

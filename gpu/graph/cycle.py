@@ -275,7 +275,9 @@ def _put(plan: Lowering, tensor: Tensor, place: Tensor, stack: Tensor, axis: int
     params = {"count": tensor.size, "inner": math.prod(tensor.shape[axis:]), "turns": turns}
     reads = [plan.storage(tensor), plan.storage(place)]
     stored = "u32" if tensor.type == "bool" else str(tensor.type)
-    plan.dispatch(_put_kernel(stored), reads, [plan.placed[stack]], params, -(-tensor.size // 64))
+    plan.dispatch(
+        _put_kernel(stored), reads, [plan.placed[stack]], params, -(-tensor.size // 64), touches=2 * tensor.size + 1
+    )
 
 
 @lru_cache

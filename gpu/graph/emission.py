@@ -102,6 +102,8 @@ class Emission(Places):
         shape: Shape,
         *,
         flops: float = 0.0,
+        effort: float = 1.0,
+        touches: int | None = None,
         of: Tensor | None = None,
     ) -> Tensor:
         """The result of a kernel with `result`: emitted later, with what can be fused onto its end.
@@ -113,12 +115,14 @@ class Emission(Places):
             groups: workgroups for the whole step.
             dtype: of the result.
             shape: of the result; its elements in row-major order are what `store` counts.
-            flops: floating point operations, for the first estimate of its time.
+            flops: as of `dispatch`.
+            effort: as of `dispatch`.
+            touches: as of `dispatch`.
             of: all its elements are elements of this, so they are f16 if those are.
         """
         assert kernel.result is not None
         assert len(reads) == len(kernel.reads)
-        waiting = Pending(kernel, tuple(reads), dict(params), groups, flops, self.node)
+        waiting = Pending(kernel, tuple(reads), dict(params), groups, flops, self.node, effort, touches)
         half = of is not None and self._is_half(of)
         return self._fits(Tensor(np.dtype(dtype), tuple(shape), pending=waiting, half=half))
 
@@ -131,12 +135,24 @@ class Emission(Places):
         groups: int,
         *,
         flops: float = 0.0,
+        effort: float = 1.0,
+        touches: int | None = None,
         epilogue: Epilogue | None = None,
         check: IndexCheck | None = None,
     ) -> None:
         """Emit a kernel now. Nothing is emitted where there are no workgroups.
 
-        With `check`, its flag is word `len(checks)` of `flags`, the last of `writes`.
+        Args:
+            kernel: its text, without what is fused.
+            reads: its buffers, then those of what is fused.
+            writes: what it makes.
+            params: values of its parameters.
+            groups: workgroups for the whole step.
+            flops: operations on numbers, a multiply-add is two: for profiles, and the first estimate of its time.
+            effort: how many times as long as these take it takes, by that estimate.
+            touches: elements of the kernel's own buffers that it reads and writes, where that is not all of them.
+            epilogue: what is fused onto its end.
+            check: its flag is word `len(checks)` of `flags`, the last of `writes`.
         """
         if groups <= 0:
             return
@@ -151,10 +167,14 @@ class Emission(Places):
         for storage in (*reads, *writes):
             self._seen(storage.nbytes)
         nbytes = sum(s.nbytes for s in (*reads, *writes))
+        if touches is not None:
+            nbytes = touches * (*reads, *writes)[0].each + sum(s.nbytes for s in reads[len(kernel.reads) :])
         target = self.target
-        cost = target.overhead_s + max(flops / target.flops_per_s, nbytes / target.bytes_per_s)
+        cost = target.overhead_s + max(effort * flops / target.flops_per_s, nbytes / target.bytes_per_s)
         packed = pack_params(program.params, params)
-        self.steps.append(Dispatch(program, tuple(reads), tuple(writes), packed, groups, cost, self.node, check))
+        self.steps.append(
+            Dispatch(program, tuple(reads), tuple(writes), packed, groups, cost, self.node, flops, nbytes, check)
+        )
 
     def copy(self, source: Storage, source_offset: int, target: Storage, target_offset: int, count: int) -> None:
         """Emit a copy of `count` elements; offsets in elements."""
@@ -185,7 +205,7 @@ class Emission(Places):
             params = {name: n // 4 for name, n in params.items()}
         kind = "f32" if source.half or target.half else "u32"
         kernel = place_kernel(kind, wide, self.target.cpu)
-        self.dispatch(kernel, [source], [target], params, -(-params["count"] // 256))
+        self.dispatch(kernel, [source], [target], params, -(-params["count"] // 256), touches=2 * count)
 
     def _wide(self, storage: Storage) -> Storage:
         """What a storage of f16 holds, as f32."""
@@ -223,7 +243,7 @@ class Emission(Places):
     def _compute(self, tensor: Tensor) -> Storage:
         """Emit a lazy tensor with all that fuses into it."""
         if tensor.pending is not None:
-            return self._emit_pending(tensor.pending, self._room(tensor), None, (), {})
+            return self._emit_pending(tensor.pending, self._room(tensor), None, (), {}, 0.0)
         assert tensor.apply is not None, f"{tensor!r} lies nowhere"
         tree = self._settle(tensor)
         made = self._room(tensor)
@@ -231,25 +251,18 @@ class Emission(Places):
             return made
         root = tree.root
         leaf_storages = [self.storage(leaf) for leaf in tree.leaves]
+        flops = float(tensor.size * tree.weight(tensor))
         if root is not None:
             assert root.pending is not None
             kernel = root.pending.kernel
             epilogue, params = fuse.epilogue(tree, tensor, kernel.width)
-            return self._emit_pending(root.pending, made, epilogue, leaf_storages, params)
+            return self._emit_pending(root.pending, made, epilogue, leaf_storages, params, flops)
         kernel = fuse.map_kernel(self.target)
         epilogue, params = fuse.epilogue(tree, tensor, kernel.width)
         quads = -(-tensor.size // 4)
         params["quads"] = quads
         groups = -(-quads // fuse.QUADS_PER_GROUP)
-        self.dispatch(
-            kernel,
-            leaf_storages,
-            [made],
-            params,
-            groups,
-            flops=float(tensor.size * len(tree.applies)),
-            epilogue=epilogue,
-        )
+        self.dispatch(kernel, leaf_storages, [made], params, groups, flops=flops, epilogue=epilogue)
         return made
 
     def _settle(self, tensor: Tensor) -> fuse.Tree:
@@ -293,6 +306,7 @@ class Emission(Places):
         epilogue: Epilogue | None,
         reads: Sequence[Storage],
         params: Mapping[str, int | float],
+        flops: float,
     ) -> Storage:
         node, self.node = self.node, pending.node
         self.dispatch(
@@ -301,7 +315,9 @@ class Emission(Places):
             [out],
             {**pending.params, **params},
             pending.groups,
-            flops=pending.flops,
+            flops=pending.flops + flops,
+            effort=pending.effort,
+            touches=pending.touches,
             epilogue=epilogue,
         )
         self.node = node

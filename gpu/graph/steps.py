@@ -42,7 +42,9 @@ class IndexCheck:
 class Dispatch:
     """One run of a kernel over `groups` workgroups.
 
-    `check`: what it finds out about values. The last of `writes` is the block's flags then.
+    Attributes:
+        flops: operations on numbers that it does. nbytes: bytes that it reads and writes, each once.
+        check: what it finds out about values. The last of `writes` is the block's flags then.
     """
 
     program: Program
@@ -52,6 +54,8 @@ class Dispatch:
     groups: int
     cost_s: float
     node: str
+    flops: float = 0.0
+    nbytes: int = 0
     check: IndexCheck | None = None
 
 

@@ -125,6 +125,8 @@ class Pending:
     groups: int
     flops: float
     node: str = ""
+    effort: float = 1.0
+    touches: int | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -142,7 +142,7 @@ def place(plan: Lowering, x: Tensor, space: Space, channels: int) -> Storage:
     for a, axis in enumerate(space.axes):
         params |= {f"size{a}": axis.size, f"stride{a}": axis.stride, f"begin{a}": axis.begin}
     made = plan.pending(kernel, [plan.storage(x)], params, -(-count // kernel.lanes), x.dtype,
-                        (channels, space.channel), flops=8.0 * rows * space.width, of=x)
+                        (channels, space.channel), of=x)
     return plan.storage(made)
 
 

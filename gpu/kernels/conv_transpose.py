@@ -111,7 +111,8 @@ class ConvTranspose(Operator):
             params |= {f"{name}{a}": getattr(axis, name) for name in _NAMES}
         reads = [plan.storage(t) for t in (x, w, b) if t is not None]
         flops = 2.0 * x.size * math.prod(w.shape[1:])
-        return plan.pending(kernel, reads, params, -(-count // kernel.lanes), x.dtype, shape, flops=2 * flops)
+        return plan.pending(kernel, reads, params, -(-count // kernel.lanes), x.dtype, shape, flops=flops,
+                            effort=2)
 
     def _axes(self, plan: Lowering, spatial: Sequence[int], kernel: Sequence[int]) -> list[Axis]:
         rank = len(spatial)

@@ -71,7 +71,8 @@ def picked_rows(plan: Lowering, x: Tensor, where: Tensor, axis: int, shape: tupl
     }
     kernel = _gather_kernel(x.type, wide, plan.target.cpu)
     groups = -(-params["quads"] // QUADS)
-    return plan.pending(kernel, [plan.storage(x), plan.storage(where)], params, groups, x.dtype, shape, of=x)
+    return plan.pending(kernel, [plan.storage(x), plan.storage(where)], params, groups, x.dtype, shape,
+                        touches=2 * math.prod(shape) + where.size, of=x)
 
 
 @lru_cache
@@ -140,7 +141,8 @@ def _picked(
     assert x.type is not None
     kernel = _picked_kernel(x.type, len(merged), plan.target.cpu)
     groups = -(-int(params["quads"]) // QUADS)
-    return plan.pending(kernel, [plan.storage(x), plan.storage(where)], params, groups, x.dtype, shape, of=x)
+    return plan.pending(kernel, [plan.storage(x), plan.storage(where)], params, groups, x.dtype, shape,
+                        touches=2 * math.prod(shape) + where.size, of=x)
 
 
 @lru_cache
@@ -191,7 +193,8 @@ class GatherND(Operator):
         params = {"quads": -(-math.prod(shape) // 4), "picks": flat.size // batch, "size": span, "inner": inner}
         kernel = _gather_nd_kernel(x.type, plan.target.cpu)
         groups = -(-params["quads"] // QUADS)
-        return plan.pending(kernel, [plan.storage(x), plan.storage(flat)], params, groups, x.dtype, shape, of=x)
+        return plan.pending(kernel, [plan.storage(x), plan.storage(flat)], params, groups, x.dtype, shape,
+                            touches=2 * math.prod(shape) + flat.size, of=x)
 
 
 def flat_indices(node: str, indices: Array, sizes: tuple[int, ...]) -> Array:

@@ -80,7 +80,8 @@ def strided(
     if not wide:
         params["turns"] = 1 if merged[-1] % 4 == 0 else 4
     kernel = _strided_kernel(x.type, len(merged), wide, plan.target.cpu)
-    return plan.pending(kernel, [plan.storage(x)], params, -(-size // 4 // QUADS), x.dtype, shape, of=x)
+    return plan.pending(kernel, [plan.storage(x)], params, -(-size // 4 // QUADS), x.dtype, shape,
+                        touches=2 * size, of=x)
 
 
 @lru_cache

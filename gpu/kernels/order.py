@@ -193,7 +193,8 @@ def _top(plan: Lowering, x: Tensor, axis: int, k: int, largest: bool) -> tuple[T
     params = {"total": math.prod(shape), "size": size, "inner": inner, "kept": k}
     groups = -(-int(params["total"]) // 64)
     where = plan.pending(_places_kernel(), [plan.storage(found)], params, groups, _I32, shape)
-    values = plan.pending(_values_kernel(kind), [source, plan.storage(found)], params, groups, x.dtype, shape)
+    values = plan.pending(_values_kernel(kind), [source, plan.storage(found)], params, groups, x.dtype, shape,
+                          touches=3 * math.prod(shape))
     return values, plan.widen(where)
 
 

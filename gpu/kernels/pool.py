@@ -107,7 +107,8 @@ def pooled(plan: Lowering, x: Tensor, axes: Sequence[Axis], kind: str) -> Tensor
         params |= {f"{name}{a}": getattr(axis, name) for name in _NAMES}
     flops = float(count * math.prod(axis.kernel for axis in axes))
     dtype = np.dtype(np.int32) if kind in ("rows", "columns") else x.dtype
-    return plan.pending(kernel, [plan.storage(x)], params, -(-count // kernel.lanes), dtype, shape, flops=8 * flops)
+    return plan.pending(kernel, [plan.storage(x)], params, -(-count // kernel.lanes), dtype, shape, flops=flops,
+                        effort=8)
 
 
 def _floats(plan: Lowering, x: Tensor | None, lowest: int) -> Tensor:

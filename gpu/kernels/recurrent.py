@@ -257,6 +257,8 @@ class _Recurrent(Operator):
         across = -(-units // (4 * kernel.lanes))
         blocks = -(-batch // rows)
         flops = 2.0 * directions * batch * self.gates * units * units
+        # Of products and y, which hold all times, only this one's; units of padding count.
+        touches = packed.nbytes // 4 + directions * batch * units * (self.gates + 2 * self.states + 1)
         spare = [plan.storage(plan.new(_F32, (self.states, directions, batch, units))) for _ in range(2)]
         for n in range(time):
             back = time - 1 - n
@@ -266,7 +268,7 @@ class _Recurrent(Operator):
             }
             after = spare[n % 2]
             groups = across * blocks * directions
-            plan.dispatch(kernel, [products, packed, state], [after, y], params, groups, flops=flops)
+            plan.dispatch(kernel, [products, packed, state], [after, y], params, groups, flops=flops, touches=touches)
             state = after
         return state
 

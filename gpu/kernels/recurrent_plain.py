@@ -266,15 +266,19 @@ def _steps(
     spare = [plan.storage(plan.new(_F32, (cell.states, total))) for _ in range(2)]
     two = cell.kind == "gru" and not cell.linear
     gates = plan.storage(plan.new(_F32, (2, total))) if two else None
+    # Of products and y, which hold all times, only this one's.
+    touches = sum(s.nbytes for s in reads[1:]) // 4 + total * (cell.gates + 2 * cell.states + 1)
     for n in range(int(sizes["time"])):
         params = {**sizes, "step": n}
         after = spare[n % 2]
         given = [*reads, state, *more]
         if gates is not None:
-            plan.dispatch(_step_kernel(cell, "gates"), given, [gates], params, groups, flops=flops * 2 / 3)
-            plan.dispatch(_step_kernel(cell, "hidden"), [*given, gates], [after, y], params, groups, flops=flops / 3)
+            plan.dispatch(_step_kernel(cell, "gates"), given, [gates], params, groups, flops=flops * 2 / 3,
+                          touches=touches)
+            plan.dispatch(_step_kernel(cell, "hidden"), [*given, gates], [after, y], params, groups, flops=flops / 3,
+                          touches=touches)
         else:
-            plan.dispatch(_step_kernel(cell, ""), given, [after, y], params, groups, flops=flops)
+            plan.dispatch(_step_kernel(cell, ""), given, [after, y], params, groups, flops=flops, touches=touches)
         state = after
     return state
 

@@ -43,7 +43,7 @@ def _running(plan: Lowering, x: Tensor, outer: int, size: int, inner: int, how: 
     reads = [plan.storage(x)]
     if pieces > 1:
         kernel = _running_kernel(how, kind, "whole", False, reverse)
-        wholes = plan.pending(kernel, reads, params, groups, x.dtype, (outer, pieces, inner))
+        wholes = plan.pending(kernel, reads, params, groups, x.dtype, (outer, pieces, inner), flops=x.size)
         reads.append(plan.storage(_running(plan, wholes, outer, pieces, inner, how, True, reverse)))
     kernel = _running_kernel(how, kind, "before" if exclusive else "with", pieces > 1, reverse)
     return plan.pending(kernel, reads, params, groups, x.dtype, x.shape, flops=x.size)

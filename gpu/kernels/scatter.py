@@ -89,7 +89,7 @@ def scattered(
     reads = [plan.storage(updates), plan.storage(table)]
     groups = -(-int(params["total"]) // 64)
     if reduction == "none":
-        plan.dispatch(_put_kernel(wide), reads, [plan.storage(made)], params, groups)
+        plan.dispatch(_put_kernel(wide), reads, [plan.storage(made)], params, groups, touches=2 * count * inner + count)
         return made
     kernel = _group_kernel(FOLDS[reduction], x.type or "", wide)
     most = MOST_TURNS if plan.target.cpu else max(count, 1)

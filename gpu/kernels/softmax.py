@@ -44,7 +44,7 @@ def softmax(
     if not plan.target.cpu and inner == 1:
         kernel = _group_kernel(log)
         params: dict[str, int | float] = {"size": size, "infinity": infinity, **_PARAMS}
-        return plan.pending(kernel, [plan.storage(x)], params, outer, x.dtype, x.shape)
+        return plan.pending(kernel, [plan.storage(x)], params, outer, x.dtype, x.shape, flops=8.0 * x.size)
     if in_steps(rows, size):
         values = plan.view(x, (outer, size, inner))
         top = fold(plan, values, outer, size, inner, MAX, (outer, 1, inner))

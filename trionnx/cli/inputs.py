@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import sys
@@ -13,9 +14,11 @@ import numpy as np
 
 from ..gpu.errors import InvalidInput
 from ..gpu.graph.model import Model
+from ..gpu.graph.read import read_model
 from ..gpu.seam import TensorInfo
+from ..gpu.shapes import check_shapes
 
-__all__ = ["UsageError", "check_names", "describe", "draw", "parse_shapes", "read_arrays", "shape_of"]
+__all__ = ["UsageError", "check_names", "describe", "draw", "feeds_of", "parse_shapes", "read_arrays", "shape_of"]
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -26,6 +29,26 @@ DRAWN_AT_ONCE = 1 << 20
 
 class UsageError(Exception):
     """The command line does not mean anything; the message says what would."""
+
+
+def feeds_of(arguments: argparse.Namespace) -> dict[str, Array]:
+    """The feeds that a command line means: arrays of files, and the other inputs at random.
+
+    Args:
+        arguments: `model`, and the words of `inputs`, `shape` and `seed`.
+
+    Raises:
+        UsageError, InvalidInput, InvalidModel, MemoryError, OSError: as the functions below, and as reading the model.
+    """
+    shapes, feeds = parse_shapes(arguments.shape), read_arrays(arguments.inputs)
+    model = read_model(arguments.model, optimise=False)
+    check_shapes((*model.inputs, *model.overridable), shapes)
+    check_names(model, feeds)
+    for name in shapes:
+        if name in feeds:
+            raise UsageError(f"--shape {name}: the shape is that of the array in the file")
+    missing = [info for info in model.inputs if info.name not in feeds and not info.type.startswith("optional")]
+    return {**feeds, **draw(missing, shapes, arguments.seed)}
 
 
 def parse_shapes(words: Iterable[str]) -> dict[str, Shape]:

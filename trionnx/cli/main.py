@@ -103,7 +103,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     # argparse takes no more positionals once it has seen an option behind MODEL.
-    if rest and (arguments.command != "run" or any(word.startswith("-") for word in rest)):
+    if rest and (arguments.command not in ("run", "profile") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.inputs = [*arguments.inputs, *rest]
@@ -116,17 +116,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trionnx", description="Run ONNX models on any GPU, and really stop them.")
     parser.add_argument("--version", action="version", version=f"trionnx {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run | info | explain | doctor | top")
+    names = "run | info | explain | profile | doctor | top"
+    commands = parser.add_subparsers(dest="command", required=True, metavar=names)
 
     run = commands.add_parser("run", help="run a model once, or several times", description=(
         "Run a model. Inputs come from files; what no file gives is drawn at random, from --seed. "
         "Ctrl-C cancels, and says how far the run got."
     ))
-    run.add_argument("model", metavar="MODEL", type=_path, help="an .onnx file")
-    files = "NAME=FILE.npy, or FILE.npz with an array per input"
-    run.add_argument("inputs", metavar="INPUT", nargs="*", default=(), help=files)
-    _shape_option(run)
-    run.add_argument("--seed", type=_seed, default=0, help="of the inputs that are drawn at random (default: 0)")
+    _feed_options(run)
     run.add_argument("--output", metavar="FILE.npz", help="save the outputs")
     run.add_argument("--repeat", type=_positive, default=1, metavar="N", help="run N times (default: 1)")
     _place_options(run)
@@ -140,6 +137,19 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("model", metavar="MODEL", type=_path, help="an .onnx file")
     _shape_option(explain)
     _place_options(explain)
+
+    profile = commands.add_parser("profile", help="where a model's time goes", description=(
+        "What each kernel of a model takes on the device, what it does in that time, and how much of what the device "
+        "can do that is; inputs as of run. Of several runs the shortest counts."
+    ))
+    _feed_options(profile)
+    profile.add_argument("--nodes", action="store_true", help="a line for each node, not for each kernel")
+    profile.add_argument("--json", action="store_true", help="print JSON")
+    profile.add_argument("--repeat", type=_positive, default=5, metavar="N", help="of N runs (default: 5)")
+    profile.add_argument(
+        "--remeasure", action="store_true", help="measure anew what the device can do, which is remembered else"
+    )
+    _place_options(profile)
 
     doctor = commands.add_parser("doctor", help="what there is to run on", description=(
         "What there is to run on, what is chosen and why, and how long a cancel takes there."
@@ -155,6 +165,14 @@ def _parser() -> argparse.ArgumentParser:
     ))
     top.add_argument("--once", action="store_true", help="print it once, as where standard output is no terminal")
     return parser
+
+
+def _feed_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=_path, help="an .onnx file")
+    files = "NAME=FILE.npy, or FILE.npz with an array per input"
+    parser.add_argument("inputs", metavar="INPUT", nargs="*", default=(), help=files)
+    _shape_option(parser)
+    parser.add_argument("--seed", type=_seed, default=0, help="of the inputs that are drawn at random (default: 0)")
 
 
 def _shape_option(parser: argparse.ArgumentParser) -> None:

@@ -17,11 +17,9 @@ import trio
 from rich.progress import Progress
 
 from .._interrupt import EXIT_CANCELLED
-from ..gpu.graph.read import read_model
-from ..gpu.shapes import check_shapes
 from ..scheduler import RunOptions, Session, open_scheduler
 from .console import bar, milliseconds, output, table
-from .inputs import UsageError, check_names, draw, parse_shapes, read_arrays
+from .inputs import feeds_of
 
 __all__ = ["main"]
 
@@ -38,7 +36,7 @@ class _State:
 def main(arguments: argparse.Namespace) -> int:
     """Run a model."""
     path = _output_path(arguments.output)
-    feeds = _feeds(arguments)
+    feeds = feeds_of(arguments)
     state = _State()
     trio.run(_run, arguments, feeds, state)
     if len(state.seconds) < arguments.repeat:
@@ -58,18 +56,6 @@ def _output_path(text: str | None) -> Path | None:
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     return path
-
-
-def _feeds(arguments: argparse.Namespace) -> dict[str, Any]:
-    shapes, feeds = parse_shapes(arguments.shape), read_arrays(arguments.inputs)
-    model = read_model(arguments.model, optimise=False)
-    check_shapes((*model.inputs, *model.overridable), shapes)
-    check_names(model, feeds)
-    for name in shapes:
-        if name in feeds:
-            raise UsageError(f"--shape {name}: the shape is that of the array in the file")
-    missing = [info for info in model.inputs if info.name not in feeds and not info.type.startswith("optional")]
-    return {**feeds, **draw(missing, shapes, arguments.seed)}
 
 
 async def _run(arguments: argparse.Namespace, feeds: Mapping[str, Any], state: _State) -> None:

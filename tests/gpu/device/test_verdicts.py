@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trionnx.gpu.device.adapters import AdapterInfo
-from trionnx.gpu.device.verdicts import DAY_S, KEPT, Book, Survey, Verdict
+from trionnx.gpu.device.entries import KEPT
+from trionnx.gpu.device.verdicts import DAY_S, Book, Survey, Verdict
 
 ADAPTER = AdapterInfo(0, "Radeon", "1.0", "Vulkan", "hardware", "radeon")
 SURVEY = Survey(
