@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 __all__ = [
     "LAG_S",
@@ -100,8 +102,7 @@ class Release:
 Event = Ask | Return | Leave | Hold | Release
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """What a governor knows.
 
     Attributes:
@@ -113,9 +114,9 @@ class State:
     """
 
     waiting: tuple[Waiter, ...] = ()
-    held: Mapping[int, tuple[Ask, ...]] = field(default_factory=dict)
+    held: Mapping[int, tuple[Ask, ...]] = MappingProxyType({})
     paused: frozenset[int] = frozenset()
-    used: Mapping[int, float] = field(default_factory=dict)
+    used: Mapping[int, float] = MappingProxyType({})
     idle_since: float = -math.inf
 
     @property
@@ -129,8 +130,7 @@ class State:
         return frozenset(self.held) | {ask.run for ask, _ in self.waiting}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an event leads to.
 
     Attributes:
@@ -165,7 +165,7 @@ def decide(state: State, event: Event, now: float, aging_s: float = math.inf) ->
         waiting = tuple(waiter for waiter in state.waiting if waiter is not first)
         held = {**state.held, ask.run: (*state.held.get(ask.run, ()), ask)}
         used = _charged(state.used, ask, ask.cost_s)
-        state = replace(state, waiting=waiting, held=held, used=used)
+        state = state._replace(waiting=waiting, held=held, used=used)
         granted.append(ask.run)
     recalled: tuple[int, ...] = ()
     if isinstance(event, Ask | Release) and event.run not in granted:
@@ -212,7 +212,7 @@ def _after(state: State, event: Event, now: float) -> State:
             idle = not state.waiting and not state.held and now - state.idle_since >= LAG_S
             used = {} if idle else dict(state.used)
             used.setdefault(event.share, 0.0)
-            return replace(state, waiting=(*state.waiting, (event, now)), used=used)
+            return state._replace(waiting=(*state.waiting, (event, now)), used=used)
         case Return():
             held = dict(state.held)
             asks = held.pop(event.run, ())
@@ -221,7 +221,7 @@ def _after(state: State, event: Event, now: float) -> State:
             if asks[1:]:
                 held[event.run] = asks[1:]
             more_s = 0.0 if event.took_s is None else event.took_s - asks[0].cost_s
-            return replace(state, held=held, used=_charged(state.used, asks[0], more_s))
+            return state._replace(held=held, used=_charged(state.used, asks[0], more_s))
         case Leave():
             held = dict(state.held)
             asks = held.pop(event.run, ())
@@ -231,11 +231,11 @@ def _after(state: State, event: Event, now: float) -> State:
             for ask in asks[len(kept) :]:
                 left = _charged(left, ask, -ask.cost_s)
             waiting = tuple(waiter for waiter in state.waiting if waiter[0].run != event.run)
-            return replace(state, waiting=waiting, held=held, paused=state.paused - {event.run}, used=left)
+            return state._replace(waiting=waiting, held=held, paused=state.paused - {event.run}, used=left)
         case Hold():
-            return replace(state, paused=state.paused | {event.run})
+            return state._replace(paused=state.paused | {event.run})
         case Release():
-            return replace(state, paused=state.paused - {event.run})
+            return state._replace(paused=state.paused - {event.run})
 
 
 def _charged(used: Mapping[int, float], ask: Ask, seconds: float) -> Mapping[int, float]:
@@ -256,5 +256,5 @@ def _evened(state: State, now: float) -> State:
         if share in kept or (seconds != least and seconds - least > -LAG_S)
     }
     if state.waiting or state.held or not used:
-        return replace(state, used=used, idle_since=-math.inf)
-    return replace(state, used=used, idle_since=now if state.idle_since == -math.inf else state.idle_since)
+        return state._replace(used=used, idle_since=-math.inf)
+    return state._replace(used=used, idle_since=now if state.idle_since == -math.inf else state.idle_since)

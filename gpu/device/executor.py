@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -123,21 +124,14 @@ class Executor:
         start, stop = segment.start, segment.stop
         first, last = start.step, stop.step + (stop.unit > 0)
         every = spacing(last - first) if closely and stamps is not None else last - first
-        marks = [first]
+        marks = [*range(first, last, every), last]
         if stamps is not None:
             writer.mark(stamps)
-        for index in range(first, last):
-            call = realised.calls[index]
-            if len(call) == 3:
-                begin = start.unit if index == first else 0
-                end = stop.unit if index == stop.step else call[2]
-                writer.dispatch(call[0], call[1], begin, end)
-            else:
-                writer.copy(*call)
-            if index + 1 == last or (index + 1 - first) % every == 0:
-                marks.append(index + 1)
-                if stamps is not None:
-                    writer.mark(stamps)
+        for begin, end in pairwise(marks):
+            unit = start.unit if begin == first else 0
+            writer.write(realised.calls[begin:end], unit, stop.unit if end > stop.step else None)
+            if stamps is not None:
+                writer.mark(stamps)
         return marks
 
     def compute(self, run: Run, block: Block, segment: Segment) -> float:
