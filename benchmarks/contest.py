@@ -1,11 +1,14 @@
 """Engines side by side on one model: a process each, started one after the other, then run in turns.
 
-Each process begins with empty shader caches, so that its first run is a first one.
+Each process begins with empty shader caches, so that its first run is a first one. Python code has its bytecode, as
+installed packages do, and trionnx remembers from an earlier process that the drivers work, as it does on any machine.
 """
 
 from __future__ import annotations
 
+import compileall
 import contextlib
+import importlib
 import json
 import os
 import statistics
@@ -17,12 +20,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import trio
 
 import peer
+from trionnx.actors.probe import cache_folder
+from trionnx.scheduler.backends import examine
 
 __all__ = ["ENGINES", "Engine", "Failed", "contest"]
 
@@ -53,6 +60,20 @@ class Engine:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+@cache
+def _prepare() -> None:
+    for package in ("trionnx", "trionnx.gpu", "trionnx.actors", "trionnx.scheduler"):
+        (folder,) = importlib.import_module(package).__path__
+        compileall.compile_dir(folder, quiet=2)
+    trio.run(examine)
+
+
+def _trionnx(say: Callable[[str], None]) -> Path:
+    """This Python, once the package has its bytecode and it is known whether the drivers work."""
+    _prepare()
+    return Path(sys.executable)
+
+
 def _dawn(python: Path) -> dict[str, str]:
     """What tinygrad finds its WebGPU by."""
     found = [path for path in python.parent.parent.glob("**/pydawn/lib/libwebgpu_dawn*") if _ours(path.name)]
@@ -70,7 +91,7 @@ def _ours(name: str) -> bool:
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("trionnx", lambda say: Path(sys.executable)),
+        Engine("trionnx", _trionnx, lambda python: {"TRIONNX_CACHE_DIR": str(cache_folder())}),
         Engine(
             "onnxruntime-webgpu",
             lambda say: peer.environment("peer", peer.PACKAGES, say),
@@ -88,6 +109,7 @@ class Contender:
     def __init__(self, engine: Engine, python: Path, words: Sequence[str], folder: Path, limit_s: float) -> None:
         self._limit_s = limit_s
         variables = os.environ | dict.fromkeys(CACHES, str(folder)) | engine.environment(python)
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)
         self._log = (folder / "log").open("w+")
         self._process = subprocess.Popen(
             [str(python), str(SCRIPT), engine.name, *words],

@@ -3,10 +3,12 @@
     python benchmarks/host_cost.py [--adapter A] [--models NAME,...] [--rounds N] [--json FILE] [--judge]
 
 Each model is loaded and run until it is warm. Then all that its steps ask of the device is encoded and finished again
-and again on that thread, in command buffers of 16 steps, and given up where it would be submitted: that is what is
-timed. A command buffer has a cost of its own, so the same is told for all steps in one; real segments may be shorter
-than 16 steps. Both leave out what the engine and the scheduler do once per segment. The buffers that warm runs make
-are counted, with a real submit. tracemalloc says what encoding allocates at most, for all of the steps and for half.
+and again on that thread, in command buffers of 16 steps: that is what is timed. Submitting is not; but submitted they
+are, with no workgroups, since wgpu gives the memory of commands back only then, and a command buffer that is dropped
+costs the next one 50 us for new memory, which no run ever pays. A command buffer has a cost of its own, so the same is
+told for all steps in one; real segments may be shorter than 16 steps. Both leave out what the engine and the scheduler
+do once per segment. The buffers that warm runs make are counted. tracemalloc says what encoding allocates at most, for
+all of the steps and for half.
 
 --judge exits with 1 where ppocrv4_rec takes more than 5 us per dispatch (the median, by 16 steps) or more than 150
 dispatches, a warm run makes a buffer, or what is allocated grows with the dispatches (by more than 4 bytes for each).
@@ -94,44 +96,36 @@ def on_thread(engine: WalkedEngine, job: Callable[[], Any]) -> Any:
 
 
 class Encoding:
-    """The steps of a run's blocks that the device executes, encoded in command buffers of `size`, never submitted."""
+    """The dispatches and copies of a run's blocks, in command buffers of `size`; the device has nothing to do."""
 
     def __init__(self, engine: WalkedEngine, size: int = 16) -> None:
         device = engine.device
         assert device is not None
         self._device, self._size = device, size
         self._calls = [
-            call
+            (*call[:2], 0) if len(call) == 3 else (*call[:4], 4)
             for block in engine.blocks
             for call, kind in zip(block.device.calls, block.device.kinds, strict=True)
             if kind == "gpu"
         ]
 
-    def run(self, share: float = 1.0) -> None:
-        """Encode and finish the first `share` of the calls, and give the commands up."""
-        device = self._device
-        lib: Any = device.lib
-        calls, count = self._calls, int(len(self._calls) * share)
+    def run(self, share: float = 1.0) -> float:
+        """Encode and finish the first `share` of the calls, and submit them; the seconds without the latter."""
+        device, count, seconds = self._device, int(len(self._calls) * share), 0.0
         for start in range(0, count, self._size):
+            before = time.perf_counter()
             encoder = device.encoder()
             writer = PassWriter(device, encoder)
-            for index in range(start, min(count, start + self._size)):
-                call = calls[index]
-                if len(call) == 3:
-                    writer.dispatch(call[0], call[1], 0, call[2])
-                else:
-                    writer.copy(*call)
+            writer.write(self._calls[start : min(count, start + self._size)])
             writer.end()
-            lib.wgpuCommandBufferRelease(device.finish(encoder))
+            commands = device.finish(encoder)
+            seconds += time.perf_counter() - before
+            device.wait(device.submit(commands))
+        return seconds
 
     def timed(self, rounds: int) -> float:
         """The median of the seconds of a run."""
-        samples = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            self.run()
-            samples.append(time.perf_counter() - start)
-        return statistics.median(samples)
+        return statistics.median(self.run() for _ in range(rounds))
 
     def peak(self, share: float) -> int:
         """Bytes of Python's memory that a run takes at most."""

@@ -36,23 +36,23 @@ def mixed():
 def counted(engine):
     """What the device's counter is now, once what is in flight has finished."""
     answers = queue.SimpleQueue[int]()
-    assert engine._thread.post(lambda: answers.put(engine._counter.read()))
+    assert engine._thread.post(lambda: answers.put(engine._executor.counter.read()))
     return answers.get(timeout=LIMIT_S)
 
 
 @pytest.fixture
 def host_calls(monkeypatch):
     """How many segments each run has executed on the CPU, by its number: they ascend."""
-    from trionnx.gpu.device import engine
+    from trionnx.gpu.device.executor import Executor
 
     calls = Counter[int]()
-    original = engine.WebGpuEngine._run_host
+    original = Executor.compute
 
-    def run_host(self, run, block, segment):
+    def compute(self, run, block, segment):
         calls[run.request.run] += 1
         return original(self, run, block, segment)
 
-    monkeypatch.setattr(engine.WebGpuEngine, "_run_host", run_host)
+    monkeypatch.setattr(Executor, "compute", compute)
     return calls
 
 

@@ -18,7 +18,7 @@ import trio
 
 import real_models
 import trionnx
-from trionnx.gpu.device.engine import WebGpuEngine
+from trionnx.gpu.device.executor import Executor
 from trionnx.gpu.graph.placement import MOVES
 from trionnx.gpu.graph.planner import Planner
 from trionnx.gpu.graph.read import read_model
@@ -128,7 +128,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     """The work of the runs to come. A block is planned when it is first reached, so run but once."""
     made = Work()
     lower: Callable[..., Any] = Planner._lower
-    submit: Callable[..., Any] = WebGpuEngine._submit_gpu
+    submit: Callable[..., Any] = Executor.submit
 
     def _lower(self, walk, node, inputs):
         depth = len(walk.scopes)
@@ -138,14 +138,15 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
             made.planned.append((node.name, node.op, count, walk.notes[node.name].where))
         return outputs, decision
 
-    def _submit_gpu(self, run, realised, segment, done):
+    def _submit(self, run, block, segment, fenced):
         last = segment.stop.step + (segment.stop.unit > 0)
-        steps = run.block.steps[segment.start.step : last]
-        submit(self, run, realised, segment, done)
+        steps = block.steps[segment.start.step : last]
+        submitted = submit(self, run, block, segment, fenced)
         made.dispatched |= {step.node for step in steps if isinstance(step, Dispatch)}
+        return submitted
 
     monkeypatch.setattr(Planner, "_lower", _lower)
-    monkeypatch.setattr(WebGpuEngine, "_submit_gpu", _submit_gpu)
+    monkeypatch.setattr(Executor, "submit", _submit)
     return made
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,8 +15,7 @@ from ..graph.check import check_kernels, check_operators
 from ..graph.model import Model
 from ..graph.planner import Planner
 from ..graph.read import read_model
-from ..graph.steps import Fetch, HostCall, Upload
-from ..graph.tensor import as_words, from_words, gpu_type
+from ..graph.tensor import gpu_type
 from ..kept import Kept
 from ..seam import (
     Begin,
@@ -44,21 +41,16 @@ from ..seam import (
 )
 from ..shapes import check_shapes
 from .adapters import AdapterInfo, choose_adapter
-from .clock import Clock, Stamps, spacing
-from .counter import Counter
 from .device import Device
+from .executor import Executor
 from .faults import translate
-from .realise import PassWriter, Realised, Realiser
+from .plans import Plans, fixed_shapes
+from .realise import Realised, Realiser
 from .resident import Resident, brought, copied, uploaded
-from .run import Run, times_of
+from .run import Run
 from .thread import QueueThread
 
 __all__ = ["WebGpuEngine"]
-
-PLANS = 8
-"""Plans that are kept, one for each set of input shapes."""
-STAMPED = 4
-"""Every so many segments are timed by the device, once the costs of their steps are known."""
 
 
 class WebGpuEngine:
@@ -82,12 +74,8 @@ class WebGpuEngine:
         self._closing = False
         self._latch: Callable[[int, int], bool] | None = None
         self._device: Device | None = None
-        self._clock: Clock | None = None
-        self._counter: Counter | None = None
-        self._realiser: Realiser | None = None
-        self._planners: dict[int, Planner] = {}
-        self._plans: OrderedDict[tuple[int, object], Block] = OrderedDict()
-        self._explained: dict[int, tuple[Explained, ...]] = {}
+        self._executor: Executor | None = None
+        self._plans = Plans()
         self._unwanted: set[int] = set()
         self._kept: Kept[Any] = Kept(self._release)
 
@@ -104,6 +92,10 @@ class WebGpuEngine:
     def device_bytes(self) -> int:
         """Bytes of all buffers on the device now. Thread-safe, does not wait."""
         return 0 if self._device is None else self._device.bytes
+
+    @property
+    def _realiser(self) -> Realiser | None:
+        return None if self._executor is None else self._executor.realiser
 
     # --- the seam: any thread -------------------------------------------------------------------
 
@@ -156,7 +148,7 @@ class WebGpuEngine:
 
     def explain(self, model: int = 0) -> tuple[Explained, ...]:
         """See Engine."""
-        return self._explained.get(model, ())
+        return self._plans.explained(model)
 
     def close(self, done: Done) -> None:
         """See Engine."""
@@ -195,11 +187,12 @@ class WebGpuEngine:
         if not request.allow_host_steps:
             check_kernels(model, check)
         device = self._device or self._open(request, model, check, report)
-        self._planners[request.model] = Planner(model, device.target, request.allow_host_steps)
-        shapes = _fixed_shapes(model, request.input_shapes)
+        self._plans.add(request.model, Planner(model, device.target, request.allow_host_steps))
+        shapes = fixed_shapes(model, request.input_shapes)
         if shapes is not None:
             report("plan", 0, 1)
-            self._plan(request.model, shapes, {}, check, report)
+            assert self._executor is not None
+            self._plans.start(request.model, shapes, {}, self._executor.realiser, check, report)
         return Loaded(
             model.inputs,
             model.outputs,
@@ -220,45 +213,17 @@ class WebGpuEngine:
         check()
         device = self._device = Device(info, model.graph.has_float16(), check, request.memory_limit_bytes)
         self._thread.wait_for = device.wait
-        self._clock = Clock.of(device)
-        if self._count:
-            self._counter = Counter(device)
-        self._realiser = Realiser(device)
+        self._executor = Executor(device, self._thread, self._most, self._count)
         self._kept.belong(request.actor, request.generation)
         return device
 
-    def _plan(
-        self,
-        model: int,
-        feeds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
-        given: Mapping[str, Resident],
-        check: Callable[[], None],
-        report: Callable[[str, int, int], None],
-    ) -> Block:
-        planner, realiser = self._planners[model], self._realiser
-        assert realiser is not None
-        lying = {name: resident.storage for name, resident in given.items()}
-        shapes = tuple((name, dtype.str, shape) for name, (dtype, shape) in feeds.items())
-        key = model, (shapes, tuple((name, s.nbytes, s.half) for name, s in lying.items()))
-        block = self._plans.get(key)
-        if block is None:
-            block = planner.start(feeds, check, lying)
-            self._explained[model] = planner.explained
-        realiser.given = {storage: given[name].buffer for name, storage in block.given.items()}
-        realiser.realise(block, check, report)
-        self._plans[key] = block
-        self._plans.move_to_end(key)
-        for old in [key for key in self._plans if key[0] == model][:-PLANS]:
-            realiser.forget(self._plans.pop(old))
-        return block
-
     def _begin(self, run: Run, request: Begin) -> Reply:
-        planner = self._planners.get(request.model)
-        if planner is None:
+        model, executor = self._plans.model(request.model), self._executor
+        if model is None:
             raise RunStopped
-        model = planner.model
-        if self._counter is not None:
-            run.before = self._counter.read()
+        assert executor is not None
+        if executor.counter is not None:
+            run.before = executor.counter.read()
         run.check()
         feeds = {n: np.asarray(f) if isinstance(f, np.generic) else f for n, f in request.feeds.items()}
         refs = {name: feed for name, feed in feeds.items() if isinstance(feed, TensorRef)}
@@ -274,7 +239,7 @@ class WebGpuEngine:
                 feeds[value.name] = None  # an optional input; the scheduler leaves out no other
         described = {v.name: describe(feeds[v.name]) for v in model.graph.inputs}
         described |= {name: (refs[name].dtype, refs[name].shape) for name in given}
-        block = self._plan(request.model, described, given, run.check, lambda *_: None)
+        block = self._plans.start(request.model, described, given, executor.realiser, run.check, lambda *_: None)
         run.frame = {key: feeds[name] for name, key in block.inputs.items()}
         return Begun(request.run, self._enter(run, block))
 
@@ -290,138 +255,58 @@ class WebGpuEngine:
             block = self._next(run, block)
 
     def _realise(self, run: Run, block: Block) -> Realised:
-        assert self._realiser is not None
-        return self._realiser.realise(block, run.check, lambda *_: None)
+        assert self._executor is not None
+        return self._executor.realiser.realise(block, run.check, lambda *_: None)
 
     def _next(self, run: Run, block: Block) -> Block:
-        planner, realiser = self._planners[run.request.model], self._realiser
-        assert realiser is not None
+        assert self._executor is not None
         assert block.decision is not None
-        following = planner.resume(block, [run.frame[key] for key in block.decision.keys], run.check)
-        self._explained[run.request.model] = planner.explained
-        known = block.home.following
-        while len(known) > PLANS:
-            realiser.forget(known.popitem(last=False)[1])
-        return following
+        values = [run.frame[key] for key in block.decision.keys]
+        return self._plans.follow(run.request.model, block, values, self._executor.realiser, run.check)
 
     def _submit(self, segment: Segment, done: Done) -> None:
         run = self._runs.get(segment.run)
         if run is None or run.drops(segment.seq):
-            if run is not None:
-                run.dropped += 1
-            done(Dropped(segment.run, segment.seq))
+            self._drop(run, segment, done)
             return
         try:
-            assert run.block is not None
-            realised: Realised = run.block.device
-            if realised.kinds[segment.start.step] == "gpu":
-                self._submit_gpu(run, run.block, segment, done)
-            else:
-                self._thread.drain()
-                if run.drops(segment.seq):
-                    run.dropped += 1
-                    done(Dropped(segment.run, segment.seq))
-                    return
-                run.submitted += 1
-                run.most_in_flight = max(run.most_in_flight, 1)
-                try:
-                    seconds = self._run_host(run, run.block, segment)
-                finally:
-                    run.finished += 1
-                self._fenced(run, segment, seconds, done)
+            block, executor = run.block, self._executor
+            assert block is not None
+            assert executor is not None
+            if block.device.kinds[segment.start.step] == "gpu":
+                if not executor.submit(run, block, segment, partial(self._landed, run, segment, done)):
+                    self._drop(run, segment, done)
+                return
+            self._thread.drain()
+            if run.drops(segment.seq):
+                self._drop(run, segment, done)
+                return
+            run.submitted += 1
+            run.most_in_flight = max(run.most_in_flight, 1)
+            try:
+                seconds = executor.compute(run, block, segment)
+            finally:
+                run.finished += 1
+            self._fenced(run, segment, seconds, done)
         except BaseException as error:
             run.fault = error
             done(Failed(translate(error)))
 
-    def _submit_gpu(self, run: Run, block: Block, segment: Segment, done: Done) -> None:
-        device, thread, realised = self._device, self._thread, block.device
-        assert device is not None
-        closely = run.request.profile or realised.unlearned(segment)
-        stamps = None
-        if self._clock is not None and (
-            closely or realised.unsure(segment) or (segment.run + segment.seq) % STAMPED == 0
-        ):
-            stamps = self._clock.take()
-        encoder = device.encoder()
-        watch = None if realised.flags is None else realised.flags.watch(encoder, segment)
-        writer = PassWriter(device, encoder)
-        marks = self._encode(realised, segment, writer, stamps, closely)
-        if self._counter is not None:
-            self._counter.bump(writer)
-        writer.end()
-        if stamps is not None:
-            stamps.resolve(encoder)
-        if watch is not None:
-            watch.bring(encoder)
-        in_flight = thread.make_room(min(self._most, run.request.policy.max_in_flight))
-        if run.drops(segment.seq):
-            if watch is not None:
-                watch.drop()
-            device.drop(encoder)
-            if stamps is not None:
-                stamps.drop()
+    def _drop(self, run: Run | None, segment: Segment, done: Done) -> None:
+        if run is not None:
             run.dropped += 1
-            done(Dropped(segment.run, segment.seq))
-            return
-        commands = device.finish(encoder)
-        started = time.perf_counter()
-        submission = device.submit(commands)
-        run.submitted += 1
-        run.on_gpu += 1
-        run.most_in_flight = max(run.most_in_flight, in_flight)
-        unasked: BaseException | None = None
+        done(Dropped(segment.run, segment.seq))
+
+    def _landed(
+        self, run: Run, segment: Segment, done: Done, seconds: float | None, error: BaseException | None
+    ) -> None:
         try:
-            for asking in (stamps, watch):
-                if asking is not None:
-                    asking.ask()
-        except BaseException as error:
-            unasked = error
-
-        def fenced(elapsed: float, error: BaseException | None) -> None:
-            try:
-                if error is not None or unasked is not None:
-                    raise error or unasked  # type: ignore[misc]
-                run.finished += 1
-                seconds = [] if stamps is None else stamps.read()
-                if seconds:
-                    realised.learn(segment, marks, seconds)
-                elif self._clock is None:
-                    realised.learn(segment, (marks[0], marks[-1]), [elapsed])
-                if run.request.profile:
-                    told = (marks, seconds) if seconds else ((marks[0], marks[-1]), [elapsed])
-                    run.times += times_of(block, segment, *told)
-                if watch is not None:
-                    watch.check()
-                self._fenced(run, segment, sum(seconds) if seconds else None, done)
-            except BaseException as error:
-                run.fault = error
-                done(Failed(translate(error)))
-
-        thread.launched(submission, started, fenced)
-
-    def _encode(
-        self, realised: Realised, segment: Segment, writer: PassWriter, stamps: Stamps | None, closely: bool
-    ) -> list[int]:
-        """Write a segment's commands, and the time at its ends, or between its steps; where that was."""
-        start, stop = segment.start, segment.stop
-        first, last = start.step, stop.step + (stop.unit > 0)
-        every = spacing(last - first) if closely and stamps is not None else last - first
-        marks = [first]
-        if stamps is not None:
-            writer.mark(stamps)
-        for index in range(first, last):
-            call = realised.calls[index]
-            if len(call) == 3:
-                begin = start.unit if index == first else 0
-                end = stop.unit if index == stop.step else call[2]
-                writer.dispatch(call[0], call[1], begin, end)
-            else:
-                writer.copy(*call)
-            if index + 1 == last or (index + 1 - first) % every == 0:
-                marks.append(index + 1)
-                if stamps is not None:
-                    writer.mark(stamps)
-        return marks
+            if error is not None:
+                raise error
+            self._fenced(run, segment, seconds, done)
+        except BaseException as failed:
+            run.fault = failed
+            done(Failed(translate(failed)))
 
     def _fenced(self, run: Run, segment: Segment, seconds: float | None, done: Done) -> None:
         block = run.block
@@ -435,41 +320,6 @@ class WebGpuEngine:
                 following = self._enter(run, self._next(run, block))
         done(Fenced(segment.run, segment.seq, seconds, following, run.announce()))
 
-    def _run_host(self, run: Run, block: Block, segment: Segment) -> float:
-        """Execute steps on the CPU; the seconds that they took."""
-        device, realiser, realised = self._device, self._realiser, block.device
-        assert device is not None
-        assert realiser is not None
-        marks, seconds = [segment.start.step], []
-        before = time.perf_counter()
-        for index in range(segment.start.step, segment.stop.step):
-            step = block.steps[index]
-            run.check()
-            if isinstance(step, Upload):
-                words = as_words(run.frame[step.key], step.target.half)
-                device.write(*realiser.place(block, step.target), words, run.check)
-            elif isinstance(step, Fetch):
-                source, count = step.source, int(np.prod(step.shape))
-                data = device.read(*realiser.place(block, source), count * source.each, run.check)
-                run.frame[step.key] = from_words(data, step.dtype, step.shape, source.half)
-            else:
-                assert isinstance(step, HostCall)
-                arrays = [
-                    step.fixed[n] if n in step.fixed else None if key is None else run.frame[key]
-                    for n, key in enumerate(step.inputs)
-                ]
-                for key, array in zip(step.outputs, step.call(arrays, run.check), strict=False):
-                    if key is not None:
-                        run.frame[key] = array
-            now = time.perf_counter()
-            marks.append(index + 1)
-            seconds.append(now - before)
-            before = now
-        realised.learn(segment, marks, seconds)
-        if run.request.profile:
-            run.times += times_of(block, segment, marks, seconds)
-        return sum(seconds)
-
     def _read(self, request: Read, stops: int) -> Reply:
         run = self._runs.get(request.run)
         if run is None:
@@ -482,12 +332,13 @@ class WebGpuEngine:
         check()
         if not run.reached.keys() >= set(request.names):
             raise RunStopped
-        keep = run.request.keep
+        executor, keep = self._executor, run.request.keep
+        assert executor is not None
         try:
             return Outputs(
                 request.run,
                 {
-                    name: (self._keep if name in keep else self._bring)(run, *run.reached[name], check)
+                    name: (self._keep if name in keep else executor.bring)(run, *run.reached[name], check)
                     for name in request.names
                 },
             )
@@ -507,36 +358,20 @@ class WebGpuEngine:
             self._runs.pop(request.run, None)
 
     def _keep(self, run: Run, block: Block, result: Result, check: Callable[[], None]) -> Any:
-        device, realiser = self._device, self._realiser
+        device, executor = self._device, self._executor
         assert device is not None
-        assert realiser is not None
+        assert executor is not None
         storage = result.storage
         if storage is None or gpu_type(result.dtype) is None or 0 in result.shape:
-            value = uploaded(device, self._bring(run, block, result, check), check)
+            value = uploaded(device, executor.bring(run, block, result, check), check)
         else:
-            value = copied(device, *realiser.place(block, storage), storage, check)
+            value = copied(device, *executor.realiser.place(block, storage), storage, check)
         return self._kept.add(value, run.request.model, run.request.run, result.dtype, result.shape)
 
     def _release(self, value: Any) -> None:
         if isinstance(value, Resident):
             assert self._device is not None
             self._device.release(value.buffer)
-
-    def _bring(self, run: Run, block: Block, result: Result, check: Callable[[], None]) -> Any:
-        device, realiser = self._device, self._realiser
-        assert device is not None
-        assert realiser is not None
-        if result.value is not None:
-            return result.value.copy()
-        if result.key is not None:
-            value = run.frame[result.key]
-            return np.array(value) if isinstance(value, np.ndarray | np.generic) else value
-        assert result.storage is not None
-        if 0 in result.shape:
-            return np.empty(result.shape, result.dtype)
-        source = result.storage
-        data = device.read(*realiser.place(block, source), int(np.prod(result.shape)) * source.each, check)
-        return from_words(data, result.dtype, result.shape, source.half)
 
     def _end(self, number: int, done: Done, kept: tuple[TensorRef, ...]) -> None:
         try:
@@ -547,8 +382,9 @@ class WebGpuEngine:
                 done(Ended(number, Counts()))
                 return
             counted = None
-            if self._counter is not None:
-                counted = 0 if run.before is None else self._counter.read() - run.before
+            counter = None if self._executor is None else self._executor.counter
+            if counter is not None:
+                counted = 0 if run.before is None else counter.read() - run.before
             done(Ended(number, run.counts(counted), tuple(run.times)))
         except BaseException as error:
             done(Failed(translate(error)))
@@ -558,11 +394,7 @@ class WebGpuEngine:
             self._kept.free(request.tensors)
             for model in request.models:
                 self._kept.free_model(model)
-                for key in [key for key in self._plans if key[0] == model]:
-                    assert self._realiser is not None
-                    self._realiser.forget(self._plans.pop(key))
-                self._planners.pop(model, None)
-                self._explained.pop(model, None)
+                self._plans.free(model, self._realiser)
             done(Freed())
         except BaseException as error:
             done(Failed(translate(error)))
@@ -572,37 +404,12 @@ class WebGpuEngine:
             if self._device is not None:
                 self._thread.drain()
                 self._kept.clear()
-                if self._realiser is not None:
-                    for block in self._plans.values():
-                        self._realiser.forget(block)
-                    self._plans.clear()
-                    self._realiser.close()
-                if self._clock is not None:
-                    self._clock.close()
-                if self._counter is not None:
-                    self._counter.close()
-                # Whoever drops the last object of a device destroys it: that must be who holds the driver's lock.
-                self._clock = self._counter = None
+                self._plans.close(self._realiser)
+                if self._executor is not None:
+                    self._executor.close()
                 self._device.close()
         finally:
             self._runs.clear()
-            self._planners.clear()
-            self._realiser = None
+            self._executor = None
             self._thread.finish()
             done(Closed())
-
-
-def _fixed_shapes(
-    model: Model, given: Mapping[str, tuple[int, ...]] | None
-) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]] | None:
-    """Every input's dtype and shape, where the model or the caller fixes them all."""
-    shapes: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-    for info in (*model.inputs, *model.overridable):
-        default = model.defaults.get(info.name)
-        shape: Sequence[Any] | None = (given or {}).get(info.name) or (
-            default.shape if default is not None else info.shape
-        )
-        if info.dtype is None or shape is None or not all(isinstance(d, int) for d in shape):
-            return None
-        shapes[info.name] = (info.dtype, tuple(int(d) for d in shape))
-    return {value.name: shapes[value.name] for value in model.graph.inputs}

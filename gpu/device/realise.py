@@ -62,13 +62,15 @@ class Realised:
     given: dict[Storage, Any] = field(default_factory=dict)
     shown: tuple[list[float], BlockView] | None = None
     _expected: dict[tuple[Cursor, Cursor], float] = field(default_factory=dict)
+    _learned: bool = False
 
     def view(self, activation: int, decided: bool) -> BlockView | Finished:
         """What the scheduler may know; the same object as long as the costs stay about the same."""
         if not self.calls:
             return Finished()
         shown = self.shown
-        if shown is not None and shown[1].activation == activation and not _differ(self.costs, shown[0]):
+        stale, self._learned = self._learned, False
+        if shown is not None and shown[1].activation == activation and not (stale and _differ(self.costs, shown[0])):
             return shown[1]
         steps = tuple(
             StepView("gpu" if kind == "gpu" else "host", units, cost, multiple)
@@ -103,6 +105,7 @@ class Realised:
         if sure and 0.9 * whole < seconds[0] < 1.1 * whole:
             return
         self._expected.clear()
+        self._learned = True
         for begin, end, took in zip(marks, marks[1:], seconds, strict=False):
             parts = [self.part(segment, index) for index in range(begin, end)]
             expected = sum(self.costs[begin + n] * part for n, part in enumerate(parts))
@@ -353,22 +356,47 @@ class PassWriter:
 
     def dispatch(self, pipeline: Pipeline, group: Any, start: int, stop: int) -> None:
         """Workgroups start <= n < stop of a step."""
-        lib, null = self._lib, self._null
-        if self._pass is None:
-            self._pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, null)
-            self._pipeline = None
-        if self._pipeline is not pipeline:
-            lib.wgpuComputePassEncoderSetPipeline(self._pass, pipeline.handle)
-            self._pipeline = pipeline
-        lib.wgpuComputePassEncoderSetBindGroup(self._pass, 0, group, 0, null)
-        while True:
-            count = min(stop - start, self._most)
-            self._base[0] = start
-            lib.wgpuComputePassEncoderSetImmediates(self._pass, 0, self._base, 4)
-            lib.wgpuComputePassEncoderDispatchWorkgroups(self._pass, count, 1, 1)
-            start += count
-            if start >= stop:
-                return
+        self.write(((pipeline, group, stop),), start)
+
+    def write(self, calls: Sequence[Any], start: int = 0, stop: int | None = None) -> None:
+        """Steps one after the other.
+
+        Args:
+            calls: of each what `Realised.calls` holds.
+            start: the workgroup that the first one begins with.
+            stop: the workgroup before which the last one ends; None: all of them.
+        """
+        lib, null, base, most = self._lib, self._null, self._base, self._most
+        begin_pass, set_pipeline = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderSetPipeline
+        set_group, set_base = lib.wgpuComputePassEncoderSetBindGroup, lib.wgpuComputePassEncoderSetImmediates
+        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+        into, bound = self._pass, self._pipeline
+        last = calls[-1]
+        for call in calls:
+            if len(call) != 3:
+                self.copy(*call)
+                into = None
+                continue
+            pipeline, group, groups = call
+            if stop is not None and call is last:
+                groups = stop
+            if into is None:
+                into = self._pass = begin_pass(self._encoder, null)
+                bound = None
+            if bound is not pipeline:
+                set_pipeline(into, pipeline.handle)
+                bound = pipeline
+            set_group(into, 0, group, 0, null)
+            while True:
+                base[0] = start
+                set_base(into, 0, base, 4)
+                if groups - start <= most:
+                    dispatch(into, groups - start, 1, 1)
+                    break
+                dispatch(into, most, 1, 1)
+                start += most
+            start = 0
+        self._pipeline = bound
 
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, nbytes: int) -> None:
         """A stretch of one buffer into another."""

@@ -7,13 +7,12 @@ time for a given node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto
-from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
 
 from ..errors import InvalidData, OutOfDeviceMemory, UnsupportedOperator
 from ..graph.model import Node, Value
@@ -23,6 +22,9 @@ from .older import modern
 from .protobuf import captured, node_proto, tensor_type
 from .room import check_room
 from .table import Array
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 __all__ = ["GROWING", "check_reference", "evaluate_host", "evaluate_reference", "infer_dtypes", "infer_outputs"]
 
@@ -146,7 +148,7 @@ def evaluate_reference(node: Node, inputs: Sequence[Any], outer: Mapping[Value, 
     try:
         with np.errstate(all="ignore"):
             made = evaluator.run(None, feeds)
-    except (NotImplementedError, RuntimeContextError, RuntimeImplementationError) as error:
+    except _refusals() as error:
         raise _unsupported(node, error) from None
     except MemoryError:
         raise
@@ -175,12 +177,21 @@ def _prepare(node: Node, inputs: Sequence[Any]) -> tuple[ReferenceEvaluator, lis
     model = onnx.ModelProto(ir_version=_MAX_IR, graph=graph)
     for domain, version in _versions(node).items():
         model.opset_import.add(domain=domain, version=version)
+    from onnx.reference import ReferenceEvaluator
+
     try:
         return ReferenceEvaluator(model), outer
-    except (NotImplementedError, RuntimeContextError, RuntimeImplementationError, onnx.defs.SchemaError) as error:
-        raise _unsupported(node, error) from None
     except Exception as error:
-        raise _unsupported(node, error) from error
+        known = isinstance(error, (*_refusals(), onnx.defs.SchemaError))
+        raise _unsupported(node, error) from (None if known else error)
+
+
+@cache
+def _refusals() -> tuple[type[Exception], ...]:
+    """What onnx.reference raises where it lacks an operator. Imported late: most models need none of it."""
+    from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
+
+    return NotImplementedError, RuntimeContextError, RuntimeImplementationError
 
 
 def _versions(node: Node) -> dict[str, int]:
@@ -199,7 +210,7 @@ def _versions(node: Node) -> dict[str, int]:
 
 def _unsupported(node: Node, error: Exception) -> UnsupportedOperator:
     reason = "no kernel, and the reference evaluator has no implementation of it"
-    if not isinstance(error, NotImplementedError | RuntimeContextError | RuntimeImplementationError):
+    if not isinstance(error, _refusals()):
         reason = f"no kernel, and the reference evaluator refuses it: {_line(error)}"
     return UnsupportedOperator(node.op, node.domain, node.opset, node.name, reason)
 

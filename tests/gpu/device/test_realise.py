@@ -3,7 +3,7 @@
 import pytest
 
 from trionnx.gpu.device.realise import SAMPLES, Realised
-from trionnx.gpu.seam import Cursor, Segment
+from trionnx.gpu.seam import BlockView, Cursor, Segment
 
 STEPS = 4
 WHOLE = Segment(0, 0, Cursor(0), Cursor(0, STEPS))
@@ -74,3 +74,21 @@ def test_a_part_of_a_step_tells_of_the_whole_step():
     made.learn(segment, (0, 1), [2e-3])
     assert made.costs == pytest.approx([5e-3])
     assert made.samples == made.wholes == [1]
+
+
+def test_the_view_is_the_same_until_what_was_learned_is_told():
+    made = realised(*[1.0] * STEPS)
+    first = made.view(0, False)
+    assert made.view(0, False) is first
+    teach_closely(made, [1e-3] * STEPS)
+    second = made.view(0, False)
+    assert isinstance(second, BlockView)
+    assert [step.cost_s for step in second.steps] == pytest.approx([1e-3] * STEPS)
+    made.learn(WHOLE, (0, STEPS), [4.1e-3])
+    assert made.view(0, False) is second
+    made.learn(WHOLE, (0, STEPS), [12e-3])
+    third = made.view(0, False)
+    assert third is not second
+    assert isinstance(third, BlockView)
+    assert [step.cost_s for step in third.steps] == pytest.approx(made.costs)
+    assert made.view(1, False) is not third
