@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-
 import pytest
 
 from trionnx.gpu.device.adapters import choose_adapter
