@@ -42,7 +42,7 @@ def test_the_sample_runs(backend: str, tmp_path: Path) -> None:
 def test_its_commands_are_there() -> None:
     blocks = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
     commands = re.findall(r"^trionnx (.*?)(?:  +#.*)?$", blocks, re.MULTILINE)
-    assert {command.split()[0] for command in commands} == {"run", "info", "explain", "doctor", "top"}
+    assert {command.split()[0] for command in commands} == {"run", "info", "explain", "doctor", "profile", "top"}
     for command in commands:
         _parser().parse_known_args(command.split())
 

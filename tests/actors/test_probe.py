@@ -22,6 +22,7 @@ from trionnx.actors import probe as probes
 from trionnx.actors.probe import cache_folder, open_probe, unwritten
 from trionnx.gpu.device.adapters import AdapterInfo
 from trionnx.gpu.device.drivers import driver_files
+from trionnx.gpu.device.entries import Entries
 from trionnx.gpu.device.verdicts import Survey, Verdict
 
 FACTS = [
@@ -193,18 +194,19 @@ async def test_another_environment_is_another_machine(children: Children, monkey
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff\x00", b"[]", b'{"format": 1}', b'{"format": 1, "machines": 7}', b"[" * 100_000, b"{}", None],
+    [b"", b"\xff\x00", b"[]", b'{"format": 2}', b'{"format": 2, "machines": 7}', b"[" * 100_000, b"{}", None],
 )
 async def test_a_file_that_cannot_be_understood_is_made_anew(children: Children, content: bytes | None) -> None:
     children.script(SOUND)
     survey = await surveyed()
     file = cache_folder() / "probes.json"
     if content is None:
-        damaged = json.loads(file.read_text())
-        for entry in damaged["machines"].values():
+        entries = Entries(file, "machines")
+        for name, entry in entries.read().items():
             entry["adapters"][0]["kind"] = "furniture"
-        content = json.dumps(damaged).encode()
-    file.write_bytes(content)
+            entries.put(name, entry)
+    else:
+        file.write_bytes(content)
     children.fresh_process()
     assert (await surveyed()).adapters == survey.adapters
     assert len(children.started) == 2

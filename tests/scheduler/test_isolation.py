@@ -17,6 +17,7 @@ import toy
 import trionnx
 from trionnx.actors.remote import RemoteEngine
 from trionnx.scheduler import Session
+from trionnx.scheduler.run import AHEAD
 
 BACKENDS = ("webgpu", "cpu", "toy")
 SIDE, LAYERS = 96, 12
@@ -139,7 +140,8 @@ async def test_a_terminated_run_says_so_and_drains() -> None:
         with pytest.raises(trionnx.RunTerminated) as caught:
             await session.run(None, work("toy")[1], options)
         assert caught.value.drained
-        assert 3 <= caught.value.segments_done <= 6
+        # Two in flight, and answers on their way: of what was handed over ahead.
+        assert 3 <= caught.value.segments_done <= 3 + 2 + AHEAD < caught.value.segments_total
         assert len(await session.run(None, work("toy")[1])) == 1
 
 
